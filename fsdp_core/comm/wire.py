@@ -1,0 +1,141 @@
+"""The wire: the one seam between the engine and its transport.
+
+A wire carries the collectives of ONE group of ranks (a sharding group or a replication group). The engine
+holds one per group and never names ``torch.distributed`` itself. All tensors are 1-D, contiguous, on the
+wire's device; ``F`` is the group's size, ``r`` this rank's index in it (0 <= r < F).
+
+Memory. A wire may want to own the memory it sends from (shared memory does): the engine asks it for every
+flat shard and every flat gradient buffer through ``empty(numel, dtype, role)``, and calls ``quiesce()``
+before anybody may overwrite a source that a peer could still be reading. Wires that copy on send return
+plain memory and make ``quiesce`` a no-op. Collectives must also accept memory they did not allocate.
+
+Completion. Each collective returns a ``Work``. ``wait()`` makes the result usable by the *caller*: on CPU it
+blocks; on CUDA it orders the current stream behind the collective. A wire may finish before it returns.
+
+Identity. Every collective carries a ``Label`` (which unit, which phase). Wires that have headers send it
+along and raise ``MismatchError`` on all ranks when peers disagree; a wire without headers leaves the check to
+the engine (``carries_labels`` says which).
+
+Counting. ``bytes_sent(...)`` are recorded where they are sent, per primitive, into ``counter``.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ReduceOp = Literal["sum", "max", "min"]
+
+
+class BufferRole(enum.Enum):
+    """What the engine wants memory for."""
+
+    SHARD = "shard"  # source of all-gathers, lives as long as the model
+    FULL = "full"  # target of an all-gather
+    GRAD_FULL = "grad_full"  # source of a reduce-scatter, one unit's unsharded gradient
+    GRAD_SHARD = "grad_shard"  # target of a reduce-scatter, source of an all-reduce
+
+
+@dataclass(frozen=True)
+class Label:
+    """Who is talking: compared between ranks, printed in errors and traces."""
+
+    unit_id: int  # same on all ranks; -1 for collectives that belong to no unit
+    phase: str  # "forward" | "backward" | "reduce" | "replicate" | "norm" | "state" | ...
+    unit: str = ""  # the unit's name, for messages
+
+
+class Work(abc.ABC):
+    """A collective on its way."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Return when the caller may use the result (CPU: blocks; CUDA: current stream waits)."""
+
+    @abc.abstractmethod
+    def is_completed(self) -> bool:
+        """True when ``wait`` would not block."""
+
+
+class DoneWork(Work):
+    """A collective that had finished when it returned."""
+
+    def wait(self) -> None:
+        return None
+
+    def is_completed(self) -> bool:
+        return True
+
+
+@dataclass
+class WireCounter:
+    """Bytes that left this rank, by primitive, and by whether they crossed to another host."""
+
+    num_calls: dict[str, int] = field(default_factory=dict)
+    intra_host_bytes: dict[str, int] = field(default_factory=dict)
+    cross_host_bytes: dict[str, int] = field(default_factory=dict)
+
+    def record(self, primitive: str, intra_host_bytes: int, cross_host_bytes: int) -> None:
+        self.num_calls[primitive] = self.num_calls.get(primitive, 0) + 1
+        self.intra_host_bytes[primitive] = self.intra_host_bytes.get(primitive, 0) + intra_host_bytes
+        self.cross_host_bytes[primitive] = self.cross_host_bytes.get(primitive, 0) + cross_host_bytes
+
+    def reset(self) -> None:
+        self.num_calls.clear()
+        self.intra_host_bytes.clear()
+        self.cross_host_bytes.clear()
+
+
+class Wire(abc.ABC):
+    """Collectives of one group of ranks. See the module's docstring for the contract."""
+
+    name: str  # "collectives" | "gloo_p2p" | "shared_memory"
+    carries_labels: bool  # True: peers' labels are compared by the wire itself
+    group_size: int  # F
+    group_rank: int  # r
+    counter: WireCounter
+
+    def empty(self, numel: int, dtype: torch.dtype, role: BufferRole) -> Tensor:
+        """Uninitialised 1-D memory that this wire likes for ``role``. May raise ``WireError`` (no space)."""
+        return torch.empty(numel, dtype=dtype, device=self.device)
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> torch.device: ...
+
+    @abc.abstractmethod
+    def all_gather(self, full: Tensor, shard: Tensor, label: Label) -> Work:
+        """``full[k*s:(k+1)*s] = shard of rank k`` for all k; ``full`` has F*s elements, ``shard`` s.
+
+        ``shard`` may be ``full[r*s:(r+1)*s]`` itself (in place).
+        """
+
+    @abc.abstractmethod
+    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label) -> Work:
+        """``shard = sum over ranks k of full_k[r*s:(r+1)*s]``; ``full`` may be used as scratch.
+
+        The sum has the same bits on every run (a fixed order of ranks) on CPU wires.
+        ``shard`` may be ``full[r*s:(r+1)*s]`` itself (in place).
+        """
+
+    @abc.abstractmethod
+    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum") -> Work:
+        """In place, same bits on every rank."""
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:
+        """From group rank ``src``, in place."""
+
+    def quiesce(self) -> None:
+        """Return when no peer can still be reading memory of this rank. Called by every rank of the group
+        at the same points (before the optimizer may write, before memory is released)."""
+        return None
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release what the wire holds. Idempotent; never blocks on a dead peer."""

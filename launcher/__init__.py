@@ -1,0 +1,1 @@
+"""Compose and check a config, start processes, keep the run folder. Importing this package loads no torch."""

@@ -1,0 +1,59 @@
+"""The whole config: a recipe plus what the launcher itself needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipes.schema.fields import described
+from recipes.schema.recipe import RecipeConfig
+
+ACTIONS = (
+    "train",
+    "check",
+    "plan",
+    "tune",
+    "calibrate",
+    "figure",
+    "eval",
+    "generate",
+    "export",
+    "inspect",
+    "print_script",
+    "sweep",
+)
+
+
+@dataclass
+class ClusterConfig:
+    """How ranks come to be. W is num_nodes x nproc_per_node."""
+
+    kind: str = described("local", "local: processes on this machine; torchrun: join ranks that exist; slurm: submit", choices=("local", "torchrun", "slurm"))
+    num_nodes: int = described(1, "hosts", at_least=1)
+    nproc_per_node: int = described(2, "ranks of one host (one GPU each where there are GPUs)", at_least=1)
+    device: str = described("auto", "auto: cuda where every local rank gets a GPU, else cpu", choices=("auto", "cpu", "cuda"))
+    cpu_threads_per_rank: int | None = described(None, "threads of one rank; null: the machine's cores divided among ranks", at_least=1)
+    time_limit: str | None = described(None, "24:00:00, 1-12:00:00 or seconds; null: none")
+    grace_s: float = described(60.0, "seconds a signalled rank may take to reach a step boundary", at_least=0)
+    collective_timeout_s: float = described(600.0, "seconds a collective may take", above=0)
+    max_restarts: int = described(0, "times a failed run is started again", at_least=0)
+    env: dict[str, str] = described({}, "environment variables of every rank (NCCL_... and others)")
+
+
+@dataclass
+class SweepConfig:
+    """Sweeps (``-m``)."""
+
+    dir: str | None = described(None, "folder of the sweep; null: a new one under sweeps/")
+    max_parallel: int = described(1, "jobs at once", at_least=1)
+    wait: bool = described(False, "return only when all jobs have ended")
+    do: str | None = described(None, "with action=sweep", choices=("status", "collect", "resume", "retry", "cancel"))
+
+
+@dataclass
+class Config(RecipeConfig):
+    """One composed config."""
+
+    action: str = described("train", "what to do", choices=ACTIONS)
+    plugins: list[str] = described([], "Python files that register a user's own models, data or optimizers")
+    cluster: ClusterConfig = described(ClusterConfig, "how ranks come to be")
+    sweep: SweepConfig = described(SweepConfig, "sweeps")

@@ -1,0 +1,35 @@
+"""``RankContext``: what a rank knows about the run it is part of. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Decided by the launcher before the recipe starts; the default process group exists when world_size > 1.
+
+    rank, world_size: this process among all.
+    local_rank, local_world_size: this process among those of its host.
+    node_rank, num_nodes: this host among all.
+    hostnames: host of every rank, in rank order.
+    device: ``cpu`` or ``cuda:<index>``; already current on CUDA.
+    run_dir: the run folder; exists on every rank.
+    is_interactive: rank 0 may draw a progress bar.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    hostnames: tuple[str, ...]
+    device: str
+    run_dir: Path
+    is_interactive: bool = False
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0

@@ -1,0 +1,1 @@
+"""Data sources: each module offers ``prepare(config, request) -> Splits``."""

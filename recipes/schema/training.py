@@ -1,0 +1,135 @@
+"""Optimizer, schedule, the loop, loggers, checkpoints, hardware, run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipes.schema.fields import MISSING, described
+
+
+@dataclass
+class OptimizerConfig:
+    """What every optimizer has."""
+
+    kind: str = described(MISSING, "registry name of the optimizer")
+    lr: float = described(MISSING, "peak learning rate", above=0)
+    weight_decay: float = described(0.0, "decoupled where the optimizer is (adamw)", at_least=0)
+    no_decay: list[str] = described(["bias", "norm", "ln_", "layer_norm", "position"], "parameters whose name contains one of these are not decayed")
+
+
+@dataclass
+class AdamWConfig(OptimizerConfig):
+    """Decoupled weight decay Adam."""
+
+    kind: str = described("adamw", "adamw")
+    betas: list[float] = described([0.9, 0.95], "decay of the two moments")
+    eps: float = described(1e-8, "added to the denominator", above=0)
+
+
+@dataclass
+class SGDConfig(OptimizerConfig):
+    """Stochastic gradient descent."""
+
+    kind: str = described("sgd", "sgd")
+    momentum: float = described(0.0, "heavy-ball momentum", at_least=0, below=1)
+    nesterov: bool = described(False, "Nesterov's variant; needs momentum")
+
+
+@dataclass
+class SchedulerConfig:
+    """Learning rate over steps: linear warm-up, then a shape down to ``min_lr_ratio`` of the peak at the last step."""
+
+    kind: str = described("cosine", "shape after warm-up", choices=("cosine", "linear", "constant"))
+    warmup_steps: int = described(0, "steps of linear warm-up", at_least=0)
+    min_lr_ratio: float = described(0.1, "last learning rate over the peak", at_least=0, at_most=1)
+
+
+@dataclass
+class EarlyStopConfig:
+    """Stop when the held-out loss no longer improves. Off when patience is null."""
+
+    patience: int | None = described(None, "evaluations without improvement before stopping", at_least=1)
+    min_delta: float = described(0.0, "smallest improvement that counts", at_least=0)
+
+
+@dataclass
+class TrainConfig:
+    """The loop. Accumulation is global_batch / (micro_batch x W)."""
+
+    steps: int = described(MISSING, "optimizer steps", at_least=1)
+    global_batch: int = described(MISSING, "samples per step, over all ranks and micro-batches", at_least=1)
+    micro_batch: int | None = described(None, "samples of one forward on one rank; null: global_batch / W, no accumulation", at_least=1)
+    accumulate_with_communication: bool = described(False, "reduce gradients in every micro-batch (less memory) instead of only the last")
+    clip_norm: float | None = described(1.0, "largest global gradient norm; null: no clipping", above=0)
+    activation_checkpointing: bool = described(False, "recompute each unit's activations in backward")
+    compile: bool = described(False, "torch.compile each unit")
+    log_every: int = described(10, "steps between progress lines (metrics.jsonl gets every step)", at_least=1)
+    eval_every: int | None = described(None, "steps between evaluations; null: only at the end", at_least=1)
+    eval_samples: int = described(256, "held-out samples of one evaluation, over all ranks; 0: no evaluation", at_least=0)
+    early_stop: EarlyStopConfig = described(EarlyStopConfig, "stop when the held-out loss no longer improves")
+    profile_steps: list[int] | None = described(None, "[first, last): steps recorded by the profiler into the run folder")
+    trace: bool = described(False, "write the engine's event log of the profiled steps (or of the first three)")
+
+
+@dataclass
+class JsonlLoggerConfig:
+    """metrics.jsonl in the run folder: always written, one line per step."""
+
+
+@dataclass
+class WandbLoggerConfig:
+    """Weights & Biases; offline works without an account."""
+
+    project: str = described("fsdp-launcher", "project name")
+    entity: str | None = described(None, "team or user")
+    mode: str = described("offline", "online needs WANDB_API_KEY or a login", choices=("online", "offline", "disabled"))
+    tags: list[str] = described([], "tags of the run")
+    notes: str | None = described(None, "free text")
+
+
+@dataclass
+class TensorboardLoggerConfig:
+    """Event files under the run folder (extra: tensorboard)."""
+
+
+@dataclass
+class LoggerConfig:
+    """Which loggers are on; select with ``logger=[jsonl,wandb]``."""
+
+    jsonl: JsonlLoggerConfig | None = described(None, "metrics.jsonl, always on")
+    wandb: WandbLoggerConfig | None = described(None, "Weights & Biases")
+    tensorboard: TensorboardLoggerConfig | None = described(None, "TensorBoard event files")
+
+
+@dataclass
+class CheckpointConfig:
+    """Saving and resuming."""
+
+    every: int | None = described(None, "steps between checkpoints; null: none", at_least=1)
+    resume: str = described("never", "auto: newest complete checkpoint of run.dir; never; or a path")
+
+
+@dataclass
+class HardwareConfig:
+    """What the accelerator can do; null where unknown (MFU is then null)."""
+
+    name: str = described("unknown", "name of the profile")
+    peak_flops_float32: float | None = described(None, "FLOP/s of one device in float32", above=0)
+    peak_flops_bfloat16: float | None = described(None, "FLOP/s of one device in bfloat16, dense", above=0)
+    peak_flops_float16: float | None = described(None, "FLOP/s of one device in float16, dense", above=0)
+    memory_bytes: int | None = described(None, "memory of one device, in bytes", at_least=1)
+    memory_bytes_per_s: float | None = described(None, "memory bandwidth of one device, bytes/s", above=0)
+    devices_per_host: int | None = described(None, "devices of one host", at_least=1)
+    intra_host_bytes_per_s: float | None = described(None, "bandwidth between devices of a host, bytes/s and direction", above=0)
+    cross_host_bytes_per_s: float | None = described(None, "network bandwidth of one host, bytes/s", above=0)
+
+
+@dataclass
+class RunConfig:
+    """Identity and reproducibility of the run."""
+
+    name: str | None = described(None, "short name in the folder's name and the loggers; null: the model preset's")
+    dir: str | None = described(None, "run folder; null: a new one under runs/; a path: this run, new or continued")
+    seed: int = described(0, "seed of initialisation, dropout and data order", at_least=0)
+    deterministic: bool = described(False, "only deterministic kernels (may be slower; an operation without one is an error)")
+    log_level: str = described("info", "least level in the logs", choices=("debug", "info", "warning", "error"))
