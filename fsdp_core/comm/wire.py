@@ -7,7 +7,20 @@ wire's device; ``F`` is the group's size, ``r`` this rank's index in it (0 <= r 
 Memory. A wire may want to own the memory it sends from (shared memory does): the engine asks it for every
 flat shard and every flat gradient buffer through ``empty(numel, dtype, role)``, and calls ``quiesce()``
 before anybody may overwrite a source that a peer could still be reading. Wires that copy on send return
-plain memory and make ``quiesce`` a no-op. Collectives must also accept memory they did not allocate.
+plain memory and make ``quiesce`` a no-op. Collectives must also accept memory they did not allocate. Wire memory
+cannot be resized (``storage.resize_(0)`` raises): drop the tensor instead.
+
+Who may write what, and when (peers may read this rank's memory while it computes):
+
+* ``SHARD`` memory: only between ``quiesce()`` and this rank's next ``all_gather`` on the wire (the first
+  gather after a quiesce says "all my shards are final"; peers then read them at any time, without asking,
+  until they have returned from the next ``quiesce()``). One quiesce at the end of backward, and one at the
+  end of a root forward that no backward will follow, is the whole price.
+* ``GRAD_FULL`` memory: from its ``reduce_scatter`` until that ``Work.wait()`` has returned it is the wire's.
+  A wire may do the sum only in ``wait()`` of this or a later collective: call ``wait`` late (with one or two
+  younger reductions issued after it) and ranks hardly ever wait for each other.
+* Memory the wire did not allocate may be written as soon as ``Work.wait()`` has returned.
+* ``SHARD`` memory is asked for in the same order and sizes on all ranks of the group; other roles need not be.
 
 Completion. Each collective returns a ``Work``. ``wait()`` makes the result usable by the *caller*: on CPU it
 blocks; on CUDA it orders the current stream behind the collective. A wire may finish before it returns.
@@ -112,7 +125,9 @@ class Wire(abc.ABC):
     def all_gather(self, full: Tensor, shard: Tensor, label: Label) -> Work:
         """``full[k*s:(k+1)*s] = shard of rank k`` for all k; ``full`` has F*s elements, ``shard`` s.
 
-        ``shard`` may be ``full[r*s:(r+1)*s]`` itself (in place).
+        ``shard`` may be ``full[r*s:(r+1)*s]`` itself (in place). The dtypes may differ: values are converted
+        to ``full.dtype`` (as ``Tensor.to`` rounds), before they are sent or while they are copied, whichever
+        is cheaper on this wire. Passing the full-precision shard is how mixed precision should gather.
         """
 
     @abc.abstractmethod
@@ -130,6 +145,16 @@ class Wire(abc.ABC):
     @abc.abstractmethod
     def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:
         """From group rank ``src``, in place."""
+
+    def full_view(self, shard: Tensor) -> Tensor | None:
+        """The gathered form of ``shard`` without a copy, where this wire has one; else ``None``.
+
+        ``shard`` is ``SHARD`` memory of this wire. The result (F*s elements, ``shard``'s dtype) is passed as
+        ``full`` to ``all_gather``, which then only synchronises. It behaves like a private buffer: a write to it is seen by
+        this rank alone and lasts until the next ``all_gather`` into it, which restores the gathered values.
+        It costs no memory until written to. Do not fill it (with NaN, say) outside tests.
+        """
+        return None
 
     def quiesce(self) -> None:
         """Return when no peer can still be reading memory of this rank. Called by every rank of the group
