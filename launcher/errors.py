@@ -1,0 +1,60 @@
+"""What can be wrong with a config, as records: every problem says where, got, expected and remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_RANK_FAILED = 1
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    what: one sentence that names the key or argument.
+    key: dotted config key, empty where the problem is about an argument.
+    got: the offending value as the user would write it; None where there is none.
+    source: where it came from: the override as typed, or a preset's file.
+    expected: what would be right.
+    remedy: what to type instead.
+    """
+
+    what: str
+    key: str = ""
+    got: str | None = None
+    source: str = ""
+    expected: str = ""
+    remedy: str = ""
+
+
+class ConfigErrors(Exception):
+    """All problems of one command line. The program says them and ends with exit code 2; nothing has been started."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__(describe(self.problems))
+
+
+def describe(problems: list[Problem]) -> str:
+    """The text for people: a heading with the count, then one block per problem."""
+    heading = "1 problem in the config:" if len(problems) == 1 else f"{len(problems)} problems in the config:"
+    return "\n\n".join([heading, *(_block(number, problem) for number, problem in enumerate(problems, start=1))])
+
+
+def _block(number: int, problem: Problem) -> str:
+    lead = f"{number}. "
+    indent = " " * len(lead)
+    title = f"{problem.key}: {problem.what}" if problem.key else problem.what
+    lines = [lead + title.replace("\n", "\n" + indent)]
+    facts = (
+        ("got", problem.got),
+        ("from", problem.source),
+        ("expected", problem.expected),
+        ("remedy", problem.remedy),
+    )
+    for name, value in facts:
+        if value:
+            lines.append(f"{indent}{name + ':':<10}{value}".replace("\n", "\n" + indent + " " * 10))
+    return "\n".join(lines)
