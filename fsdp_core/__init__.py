@@ -1,0 +1,38 @@
+"""A sharding engine for PyTorch models: flat parameters, any sharding factor, one autograd node per unit."""
+
+from fsdp_core.api import (
+    FullyShardedDataParallel,
+    clip_grad_norm_,
+    describe,
+    flat_parameters,
+    full_parameters,
+    fully_shard,
+    load_optim_state_dict,
+    load_state_dict,
+    no_sync,
+    optim_state_dict,
+    register_forward_method,
+    set_gradient_divide_factor,
+    state_dict,
+)
+from fsdp_core.numerics.grad_scaler import ShardedGradScaler
+from fsdp_core.policy import MixedPrecision, RateLimit
+
+__all__ = [
+    "FullyShardedDataParallel",
+    "MixedPrecision",
+    "RateLimit",
+    "ShardedGradScaler",
+    "clip_grad_norm_",
+    "describe",
+    "flat_parameters",
+    "full_parameters",
+    "fully_shard",
+    "load_optim_state_dict",
+    "load_state_dict",
+    "no_sync",
+    "optim_state_dict",
+    "register_forward_method",
+    "set_gradient_divide_factor",
+    "state_dict",
+]
