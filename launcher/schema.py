@@ -27,11 +27,19 @@ ACTIONS = (
 class ClusterConfig:
     """How ranks come to be. W is num_nodes x nproc_per_node."""
 
-    kind: str = described("local", "local: processes on this machine; torchrun: join ranks that exist; slurm: submit", choices=("local", "torchrun", "slurm"))
+    kind: str = described(
+        "local",
+        "local: processes on this machine; torchrun: join ranks that exist; slurm: submit",
+        choices=("local", "torchrun", "slurm"),
+    )
     num_nodes: int = described(1, "hosts", at_least=1)
     nproc_per_node: int = described(2, "ranks of one host (one GPU each where there are GPUs)", at_least=1)
-    device: str = described("auto", "auto: cuda where every local rank gets a GPU, else cpu", choices=("auto", "cpu", "cuda"))
-    cpu_threads_per_rank: int | None = described(None, "threads of one rank; null: the machine's cores divided among ranks", at_least=1)
+    device: str = described(
+        "auto", "auto: cuda where every local rank gets a GPU, else cpu", choices=("auto", "cpu", "cuda")
+    )
+    cpu_threads_per_rank: int | None = described(
+        None, "threads of one rank; null: the machine's cores divided among ranks", at_least=1
+    )
     time_limit: str | None = described(None, "24:00:00, 1-12:00:00 or seconds; null: none")
     grace_s: float = described(60.0, "seconds a signalled rank may take to reach a step boundary", at_least=0)
     collective_timeout_s: float = described(600.0, "seconds a collective may take", above=0)

@@ -13,15 +13,23 @@ class DataConfig:
 
     kind: str = described(MISSING, "registry name of the data source")
     shuffle_seed: int | None = described(None, "seed of the sample order; null: run.seed")
-    eval_fraction: float = described(0.02, "part held out for evaluation, chosen once, never trained on", at_least=0, below=1)
-    cache_dir: str | None = described(None, "prepared data; null: $XDG_CACHE_HOME/fsdp-launcher, or ~/.cache/fsdp-launcher")
+    eval_fraction: float = described(
+        0.02, "part held out for evaluation, chosen once, never trained on", at_least=0, below=1
+    )
+    cache_dir: str | None = described(
+        None, "prepared data; null: $XDG_CACHE_HOME/fsdp-launcher, or ~/.cache/fsdp-launcher"
+    )
 
 
 @dataclass
 class TokenizerConfig:
     """How text becomes tokens."""
 
-    kind: str = described("bytes", "bytes needs no files; local loads a transformers tokenizer folder; train learns one from the corpus", choices=("bytes", "local", "train"))
+    kind: str = described(
+        "bytes",
+        "bytes needs no files; local loads a transformers tokenizer folder; train learns one from the corpus",
+        choices=("bytes", "local", "train"),
+    )
     path: str | None = described(None, "folder of the tokenizer, for kind local")
     vocab_size: int = described(8192, "size to learn, for kind train", at_least=260)
 
@@ -38,7 +46,9 @@ class SpanCorruptionConfig:
 class TextDataConfig(DataConfig):
     """Text packed to a fixed length: causal for decoder-only models, span corruption for encoder-decoders."""
 
-    seq_len: int | None = described(None, "tokens of one packed sample (the encoder's input for T5); null: the model's longest, or 512", at_least=8)
+    seq_len: int | None = described(
+        None, "tokens of one packed sample (the encoder's input for T5); null: the model's longest, or 512", at_least=8
+    )
     tokenizer: TokenizerConfig = described(TokenizerConfig, "how text becomes tokens")
     span_corruption: SpanCorruptionConfig = described(SpanCorruptionConfig, "only for encoder-decoder models")
     max_bytes: int | None = described(None, "stop reading after this many bytes of text; null: all", at_least=1)
@@ -68,7 +78,9 @@ class HFDatasetConfig(TextDataConfig):
     path: str = described(MISSING, "folder written by save_to_disk, or a folder of its data files")
     split: str = described("train", "split to read")
     text_field: str = described("text", "column that holds the text")
-    streaming: bool = described(False, "tokenise while training instead of preparing first; the position is still exact")
+    streaming: bool = described(
+        False, "tokenise while training instead of preparing first; the position is still exact"
+    )
 
 
 @dataclass

@@ -13,17 +13,41 @@ DTYPES = ("float32", "bfloat16", "float16")
 class ShardingConfig:
     """The engine's two numbers, F and reshard-after-forward, and how units are cut and fetched."""
 
-    default_factor: str = described("world", "what a null factor means: world (W), host (cluster.nproc_per_node) or one", choices=("world", "host", "one"))
-    factor: int | None = described(None, "sharding factor F: ranks a parameter is split over; divides W; null: default_factor", at_least=1)
-    reshard_after_forward: bool = described(True, "free gathered parameters between forward and backward (RAF) or keep them (NRAF)")
-    units: str = described("blocks", "blocks: the model's own repeated blocks; size: modules of at least min_unit_numel; root: one unit", choices=("blocks", "size", "root"))
+    default_factor: str = described(
+        "world",
+        "what a null factor means: world (W), host (cluster.nproc_per_node) or one",
+        choices=("world", "host", "one"),
+    )
+    factor: int | None = described(
+        None, "sharding factor F: ranks a parameter is split over; divides W; null: default_factor", at_least=1
+    )
+    reshard_after_forward: bool = described(
+        True, "free gathered parameters between forward and backward (RAF) or keep them (NRAF)"
+    )
+    units: str = described(
+        "blocks",
+        "blocks: the model's own repeated blocks; size: modules of at least min_unit_numel; root: one unit",
+        choices=("blocks", "size", "root"),
+    )
     min_unit_numel: int = described(1_000_000, "for units=size", at_least=1)
     backward_prefetch: bool = described(True, "gather the next unit ahead of this unit's reduce-scatter")
-    forward_prefetch: bool = described(False, "issue the next forward gather early, in the last iteration's order (static graphs)")
-    gather_buffers: str = described("pooled", "pooled: few, reused; allocator: a fresh allocation each time, as in the paper", choices=("pooled", "allocator"))
+    forward_prefetch: bool = described(
+        False, "issue the next forward gather early, in the last iteration's order (static graphs)"
+    )
+    gather_buffers: str = described(
+        "pooled",
+        "pooled: few, reused; allocator: a fresh allocation each time, as in the paper",
+        choices=("pooled", "allocator"),
+    )
     cpu_offload: bool = described(False, "keep shards and optimizer state in host memory")
-    wire: str = described("auto", "transport of the collectives", choices=("auto", "collectives", "gloo_p2p", "shared_memory"))
-    init: str = described("deferred", "deferred: record, then build unit by unit into shards; eager: build whole on every rank first", choices=("deferred", "eager"))
+    wire: str = described(
+        "auto", "transport of the collectives", choices=("auto", "collectives", "gloo_p2p", "shared_memory")
+    )
+    init: str = described(
+        "deferred",
+        "deferred: record, then build unit by unit into shards; eager: build whole on every rank first",
+        choices=("deferred", "eager"),
+    )
 
 
 @dataclass

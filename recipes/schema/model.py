@@ -40,11 +40,15 @@ class T5Config(ModelConfig):
     num_heads: int = described(MISSING, "attention heads", at_least=1)
     num_layers: int = described(MISSING, "encoder blocks", at_least=1)
     num_decoder_layers: int = described(MISSING, "decoder blocks", at_least=1)
-    vocab_size: int | None = described(None, "tokens in the vocabulary; null: the tokenizer's plus sentinels", at_least=2)
+    vocab_size: int | None = described(
+        None, "tokens in the vocabulary; null: the tokenizer's plus sentinels", at_least=2
+    )
     dropout: float = described(0.1, "probability", at_least=0, below=1)
     feed_forward_proj: str = described("relu", "activation", choices=("relu", "gated-gelu"))
     tie_word_embeddings: bool = described(True, "share the head's matrix with the embedding")
-    use_cache: bool = described(False, "keep keys and values of decoder blocks during training, as the library's default does")
+    use_cache: bool = described(
+        False, "keep keys and values of decoder blocks during training, as the library's default does"
+    )
 
 
 @dataclass
@@ -55,7 +59,10 @@ class DHENConfig(ModelConfig):
     num_layers: int = described(MISSING, "stacked ensemble layers", at_least=1)
     embedding_dim: int = described(MISSING, "width of one feature token", at_least=1)
     num_tokens: int = described(MISSING, "feature tokens between layers", at_least=2)
-    modules: list[str] = described(["advanced_dlrm", "dcn_low_rank"], "interaction modules of each layer, in order; each of advanced_dlrm, dcn_low_rank")
+    modules: list[str] = described(
+        ["advanced_dlrm", "dcn_low_rank"],
+        "interaction modules of each layer, in order; each of advanced_dlrm, dcn_low_rank",
+    )
     dlrm_hidden: int = described(MISSING, "hidden width of advanced_dlrm's MLP", at_least=1)
     dcn_rank: int = described(MISSING, "rank of the low-rank cross matrix", at_least=1)
     bottom_mlp: list[int] = described(MISSING, "hidden widths for the dense features")

@@ -14,7 +14,9 @@ class OptimizerConfig:
     kind: str = described(MISSING, "registry name of the optimizer")
     lr: float = described(MISSING, "peak learning rate", above=0)
     weight_decay: float = described(0.0, "decoupled where the optimizer is (adamw)", at_least=0)
-    no_decay: list[str] = described(["bias", "norm", "ln_", "layer_norm", "position"], "parameters whose name contains one of these are not decayed")
+    no_decay: list[str] = described(
+        ["bias", "norm", "ln_", "layer_norm", "position"], "parameters whose name contains one of these are not decayed"
+    )
 
 
 @dataclass
@@ -58,16 +60,24 @@ class TrainConfig:
 
     steps: int = described(MISSING, "optimizer steps", at_least=1)
     global_batch: int = described(MISSING, "samples per step, over all ranks and micro-batches", at_least=1)
-    micro_batch: int | None = described(None, "samples of one forward on one rank; null: global_batch / W, no accumulation", at_least=1)
-    accumulate_with_communication: bool = described(False, "reduce gradients in every micro-batch (less memory) instead of only the last")
+    micro_batch: int | None = described(
+        None, "samples of one forward on one rank; null: global_batch / W, no accumulation", at_least=1
+    )
+    accumulate_with_communication: bool = described(
+        False, "reduce gradients in every micro-batch (less memory) instead of only the last"
+    )
     clip_norm: float | None = described(1.0, "largest global gradient norm; null: no clipping", above=0)
     activation_checkpointing: bool = described(False, "recompute each unit's activations in backward")
     compile: bool = described(False, "torch.compile each unit")
     log_every: int = described(10, "steps between progress lines (metrics.jsonl gets every step)", at_least=1)
     eval_every: int | None = described(None, "steps between evaluations; null: only at the end", at_least=1)
-    eval_samples: int = described(256, "held-out samples of one evaluation, over all ranks; 0: no evaluation", at_least=0)
+    eval_samples: int = described(
+        256, "held-out samples of one evaluation, over all ranks; 0: no evaluation", at_least=0
+    )
     early_stop: EarlyStopConfig = described(EarlyStopConfig, "stop when the held-out loss no longer improves")
-    profile_steps: list[int] | None = described(None, "[first, last): steps recorded by the profiler into the run folder")
+    profile_steps: list[int] | None = described(
+        None, "[first, last): steps recorded by the profiler into the run folder"
+    )
     trace: bool = described(False, "write the engine's event log of the profiled steps (or of the first three)")
 
 
@@ -120,7 +130,9 @@ class HardwareConfig:
     memory_bytes: int | None = described(None, "memory of one device, in bytes", at_least=1)
     memory_bytes_per_s: float | None = described(None, "memory bandwidth of one device, bytes/s", above=0)
     devices_per_host: int | None = described(None, "devices of one host", at_least=1)
-    intra_host_bytes_per_s: float | None = described(None, "bandwidth between devices of a host, bytes/s and direction", above=0)
+    intra_host_bytes_per_s: float | None = described(
+        None, "bandwidth between devices of a host, bytes/s and direction", above=0
+    )
     cross_host_bytes_per_s: float | None = described(None, "network bandwidth of one host, bytes/s", above=0)
 
 
@@ -131,5 +143,7 @@ class RunConfig:
     name: str | None = described(None, "short name in the folder's name and the loggers; null: the model preset's")
     dir: str | None = described(None, "run folder; null: a new one under runs/; a path: this run, new or continued")
     seed: int = described(0, "seed of initialisation, dropout and data order", at_least=0)
-    deterministic: bool = described(False, "only deterministic kernels (may be slower; an operation without one is an error)")
+    deterministic: bool = described(
+        False, "only deterministic kernels (may be slower; an operation without one is an error)"
+    )
     log_level: str = described("info", "least level in the logs", choices=("debug", "info", "warning", "error"))
