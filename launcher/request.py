@@ -1,22 +1,25 @@
-"""``LaunchRequest``: what the command line hands to the process side, next to the checked ``Config``."""
+"""``LaunchRequest``: what the command line hands to ``launcher.launch.launch`` beside the checked config."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """How the run was asked for. The config itself is data; these facts never come from a stored config.
+    """The composed run as text, for the ranks and for the run folder.
 
-    argv: the arguments as typed, without the program's name.
-    overrides: the ``key=value`` arguments among them.
-    plugins: the user's Python files, absolute paths, in the order given; already imported in this process.
-    choices: the preset chosen in each group (``{"model": "gpt_tiny", ...}``); a list group joins its names with ",".
+    config_yaml: the composed config, fully resolved, without Hydra's own node; a rank reads it back through the
+        same checker.
+    overrides: what the user typed after the command, one override each, as typed.
+    command: the whole command line (``sys.argv``), program first.
+    choices: preset chosen in each group (``{"model": "gpt_tiny", ...}``).
+    notes: lines for people that composing or checking had to say (the environment's W won over the config's, ...).
     """
 
-    argv: tuple[str, ...]
-    overrides: tuple[str, ...]
-    plugins: tuple[Path, ...]
-    choices: dict[str, str]
+    config_yaml: str
+    overrides: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
