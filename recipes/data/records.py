@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 Batch = dict[str, Tensor]  # first dimension of every tensor: samples
+IGNORED_LABEL = -100  # an integer label that counts for nothing, as torch's cross entropy has it
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class DataInfo:
     num_classes, image_size: labels; pixels on a side.
     num_train, num_eval: samples of one epoch.
     description: one line for people.
+    extras: ``fingerprint`` (str: equal for equal data; ranks and checkpoints compare it) and what a source adds.
     """
 
     task: str
@@ -68,7 +70,7 @@ class PrepareRequest:
     """What the loop tells a data source.
 
     task: the model's task (a text source makes causal or span-corruption samples from it).
-    seed: of shuffling, splitting and masking.
+    seed: of masking and other randomness inside samples. What is held out never depends on it.
     seq_len: the model's longest sequence in tokens, or None; image_size likewise.
     is_main: this rank prepares the cache; the others wait in ``barrier()``.
     cache_dir: where prepared data may be kept; exists.
