@@ -1,0 +1,47 @@
+"""metrics.jsonl: one JSON object a line, one line a step, evaluations on lines of their own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from recipes.loggers.base import Logger, Value
+
+
+class JsonlLogger(Logger):
+    """Continues a file: lines of steps after ``steps_done`` are dropped, since those steps are run again."""
+
+    def __init__(self, path: Path, steps_done: int = 0) -> None:
+        kept = [line for line in read_lines(path) if line["step"] <= steps_done] if path.exists() else []
+        self._file = path.open("w", encoding="utf-8")
+        for line in kept:
+            self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def log(self, step: int, metrics: Mapping[str, Value]) -> None:
+        line = {"step": step} | {name: strict(value) for name, value in metrics.items() if name != "step"}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self, summary: Mapping[str, object] | None) -> None:
+        self._file.close()
+
+
+def strict(value: Value) -> Value:
+    """JSON has no NaN and no infinity: null, as where a number is not known."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_lines(path: Path) -> list[dict]:
+    """All complete lines; a last line cut short by a killed process is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines

@@ -1,0 +1,66 @@
+"""Weights & Biases. Offline needs no account: the run lies under the run folder, to be sent with ``wandb sync``."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from recipes.loggers.base import Logger, Value
+from recipes.schema.training import WandbLoggerConfig
+
+_LOG = logging.getLogger(__name__)
+
+
+class WandbLogger(Logger):
+    """Whatever wandb raises is a warning, once; the run goes on without it.
+
+    config: what is shown beside the run, already without secrets. name: the run's short name.
+    """
+
+    def __init__(self, options: WandbLoggerConfig, run_dir: Path, name: str, config: Mapping[str, object]) -> None:
+        self._run: Any = None
+        self._guard("start", lambda: self._start(options, run_dir, name, config))
+
+    def log(self, step: int, metrics: Mapping[str, Value]) -> None:
+        known = {name: value for name, value in metrics.items() if value is not None and name != "step"}
+        self._guard("log", lambda: self._run.log(known, step=step))
+
+    def close(self, summary: Mapping[str, object] | None) -> None:
+        if summary is not None:
+            self._guard("write the summary", lambda: self._run.summary.update(dict(summary)))
+        self._guard("finish", lambda: self._run.finish(exit_code=0 if summary is not None else 1))
+
+    def _start(self, options: WandbLoggerConfig, run_dir: Path, name: str, config: Mapping[str, object]) -> None:
+        wandb = _import_wandb()
+        self._run = wandb.init(
+            project=options.project,
+            entity=options.entity,
+            mode=options.mode,
+            tags=list(options.tags),
+            notes=options.notes,
+            name=name,
+            dir=str(run_dir),
+            config=dict(config),
+            # No code, no console capture, no system telemetry: the run folder has its own. A server that does
+            # not answer costs init_timeout once.
+            settings=wandb.Settings(init_timeout=60, console="off", silent=True, save_code=False, disable_git=True),
+        )
+
+    def _guard(self, doing: str, call: Callable[[], None]) -> None:
+        if self._run is None and doing != "start":
+            return
+        try:
+            call()
+        except Exception as error:  # a metrics service must not end a training run
+            _LOG.warning("wandb could not %s (%s: %s); the run goes on without it", doing, type(error).__name__, error)
+            self._run = None
+
+
+def _import_wandb() -> types.ModuleType:
+    """Imported only where asked for: it costs a second and starts threads."""
+    import wandb
+
+    return wandb

@@ -1,0 +1,124 @@
+"""The ledger: what each step produced, kept on the device until somebody wants to read it.
+
+Reading one number from a GPU makes the host wait for everything before it. So a step leaves its loss and
+gradient norm as 0-dim device tensors here, and ``flush()`` (on log steps) turns all of them into one line a
+step with one sum and one maximum over ranks and one read of the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recipes.metrics.clock import StepTimes
+from recipes.metrics.flops import SampleFlops, flop_rates
+from recipes.metrics.memory import MemoryMeter
+from recipes.ranks import Ranks
+
+Line = dict[str, float | int | None]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step, as it was left on the device.
+
+    step: optimizer steps done, this one included.
+    loss_sum: this rank's summed loss over its counted targets, 0-dim.
+    num_targets: counted targets of the step over all ranks, 0-dim.
+    grad_norm: before clipping, equal on all ranks, 0-dim; None without clipping.
+    lr: learning rate of the update. loss_scale: of the scaler, None without one.
+    times: seconds by phase on this rank.
+    """
+
+    step: int
+    loss_sum: Tensor
+    num_targets: Tensor
+    grad_norm: Tensor | None
+    lr: float
+    loss_scale: float | None
+    times: StepTimes
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What every step of the run has in common, over all ranks.
+
+    samples, units: of one step; unit: what units are, ``tokens`` or ``samples``.
+    is_queries: samples are also reported as queries per second.
+    """
+
+    samples: int
+    units: int
+    unit: str
+    is_queries: bool
+
+
+class Ledger:
+    """Collects ``StepRecord``s of one rank; all ranks flush at the same steps."""
+
+    def __init__(
+        self, ranks: Ranks, memory: MemoryMeter, shape: StepShape, flops: SampleFlops | None, peak_flops: float | None
+    ) -> None:
+        self._ranks, self._memory, self._shape = ranks, memory, shape
+        self._flops, self._peak_flops = flops, peak_flops
+        self._pending: list[StepRecord] = []
+
+    def add(self, record: StepRecord) -> None:
+        self._pending.append(record)
+
+    def flush(self) -> list[Line]:
+        """One line per step since the last flush, equal on all ranks but for the times. Collective."""
+        records, self._pending = self._pending, []
+        if not records:
+            return []
+        losses, norms = self._read_device(records)
+        memory = self._read_memory()
+        return [
+            self._line(record, loss, norm) | memory for record, loss, norm in zip(records, losses, norms, strict=True)
+        ]
+
+    def _read_device(self, records: list[StepRecord]) -> tuple[list[float], list[float | None]]:
+        """Global mean losses and gradient norms: the one place where the host waits for the device."""
+        device = self._ranks.device
+        sums = self._ranks.sum(torch.stack([record.loss_sum.to(device, torch.float64) for record in records]))
+        targets = torch.stack([record.num_targets.to(device, torch.float64) for record in records])
+        missing = torch.zeros((), device=device, dtype=torch.float64)
+        norms = torch.stack(
+            [missing if r.grad_norm is None else r.grad_norm.to(device, torch.float64) for r in records]
+        )
+        losses, values = torch.stack([sums / targets, norms]).tolist()
+        return losses, [None if r.grad_norm is None else v for r, v in zip(records, values, strict=True)]
+
+    def _read_memory(self) -> dict[str, int]:
+        """The largest of all ranks, by name."""
+        own = self._memory.read()
+        values = torch.tensor(list(own.values()), dtype=torch.float64, device=self._ranks.device)
+        return dict(zip(own, (int(value) for value in self._ranks.max(values).tolist()), strict=True))
+
+    def _line(self, record: StepRecord, loss: float, grad_norm: float | None) -> Line:
+        times, shape, world = record.times.read(), self._shape, self._ranks.world_size
+        step_s = sum(times.values())
+        samples_per_s = shape.samples / step_s
+        line: Line = {
+            "step": record.step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": record.lr,
+            "step_s": step_s,
+            **{f"{phase}_s": seconds for phase, seconds in times.items()},
+            "samples": record.step * shape.samples,
+            "samples_per_s": samples_per_s,
+            "samples_per_s_per_rank": samples_per_s / world,
+        }
+        if shape.unit == "tokens":
+            line["tokens"] = record.step * shape.units
+            line["tokens_per_s"] = shape.units / step_s
+            line["tokens_per_s_per_rank"] = shape.units / step_s / world
+        if shape.is_queries:
+            line["qps"] = samples_per_s
+            line["qps_per_rank"] = samples_per_s / world
+        if record.loss_scale is not None:
+            line["loss_scale"] = record.loss_scale
+        return line | flop_rates(self._flops, samples_per_s / world, self._peak_flops)

@@ -1,0 +1,114 @@
+"""One training step, for every recipe. Read it downward.
+
+Shapes: b = train.micro_batch samples of this rank; a step is ``num_micro_batches`` of them on each of W ranks.
+Gradients: every micro-batch adds d(sum of losses)/(targets of the whole step), the engine *sums* over ranks
+(divide factor 1), so what the optimizer sees is the gradient of the mean over all targets of the global
+batch, however it was cut into ranks and micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+import fsdp_core
+from recipes.data.records import Batch
+from recipes.metrics.clock import StepClock
+from recipes.ranks import Ranks
+from recipes.tasks import Task
+
+
+class Steppable(Protocol):
+    """What the step asks of an optimizer: torch's, or a model's own for parameters the engine does not manage."""
+
+    param_groups: list[dict]
+
+    def step(self) -> object: ...
+
+    def zero_grad(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """Everything a step works on; made once by ``recipes.build``.
+
+    optimizer: over the engine's flat shards; its learning rate follows the schedule.
+    extra_optimizers: for parameters outside the engine (DHEN's tables), at their own constant rates.
+    scaler: passes everything through unless precision.grad_scaler is on.
+    clip_norm: largest global norm of the engine's gradients, or None.
+    accumulate_with_communication: reduce in every micro-batch, not only in the last.
+    """
+
+    model: nn.Module
+    task: Task
+    optimizer: torch.optim.Optimizer
+    extra_optimizers: tuple[Steppable, ...]
+    scaler: fsdp_core.ShardedGradScaler
+    ranks: Ranks
+    clip_norm: float | None
+    accumulate_with_communication: bool
+
+    @property
+    def optimizers(self) -> tuple[Steppable, ...]:
+        return (self.optimizer, *self.extra_optimizers)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Left on the device; nothing here has made the host wait. All 0-dim; see ``StepRecord``."""
+
+    loss_sum: Tensor
+    num_targets: Tensor
+    grad_norm: Tensor | None
+    loss_scale: Tensor | None
+
+
+def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, clock: StepClock) -> StepOutcome:
+    """micro_batches: this rank's part of the global batch, on the host, each tensor [b, ...]."""
+    model, task, scaler, device = trainee.model, trainee.task, trainee.scaler, trainee.ranks.device
+    own_targets = sum(task.count_targets(batch) for batch in micro_batches)
+    pending_targets = trainee.ranks.start_sum(torch.tensor(float(own_targets), dtype=torch.float64, device=device))
+    loss_sum = torch.zeros((), device=device)
+    num_targets: Tensor | None = None
+    clock.mark("data")
+
+    for position, batch in enumerate(on_device(micro_batches, device)):
+        with communication(trainee, is_last=position == len(micro_batches) - 1):
+            micro_loss = task.loss_sum(task.logits(model, batch), batch["labels"])  # 0-dim, fp32, a sum
+            num_targets = pending_targets.wait()  # of all ranks and micro-batches
+            clock.mark("forward")
+            scaler.scale(micro_loss / num_targets.float()).backward()
+            clock.mark("backward")
+        loss_sum += micro_loss.detach()
+    assert num_targets is not None
+
+    loss_scale = scaler.scale(torch.ones((), device=device)) if scaler.is_enabled() else None
+    for optimizer in trainee.optimizers:
+        scaler.unscale_(optimizer)  # and agree over all ranks on whether a gradient overflowed
+    grad_norm = fsdp_core.clip_grad_norm_(model, trainee.clip_norm) if trainee.clip_norm is not None else None
+    for group in trainee.optimizer.param_groups:
+        group["lr"] = lr
+    for optimizer in trainee.optimizers:
+        scaler.step(optimizer)  # on shards; left out everywhere after an overflow
+        optimizer.zero_grad()
+    scaler.update()
+    clock.mark("optimizer")
+    return StepOutcome(loss_sum, num_targets, grad_norm, loss_scale)
+
+
+def communication(trainee: Trainee, is_last: bool) -> AbstractContextManager:
+    """Gradients travel in the last micro-batch only, or in every one; until then they add up on each rank."""
+    if is_last or trainee.accumulate_with_communication:
+        return nullcontext()
+    return fsdp_core.no_sync(trainee.model)
+
+
+def on_device(batches: Sequence[Batch], device: torch.device) -> Iterator[Batch]:
+    """One batch at a time; on CUDA the loader has pinned the memory, so the host does not wait for the copy."""
+    for batch in batches:
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,0 +1,113 @@
+"""How a run ended: the record the launcher gets, ``summary.json``, and the last lines people see."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipes.loggers.jsonl import strict
+from recipes.metrics.ledger import Line
+from recipes.report import amount
+
+_MEMORY_NAMES = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes", "peak_rss_bytes")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One finished run. Rates are medians over its steps; memory is the largest of all ranks and steps.
+
+    status: ``finished``, or ``stopped_early`` when the held-out loss no longer improved.
+    train_loss: of the last step. evaluation: the last evaluation's metrics, empty without one.
+    unit, units_per_s: what speed counts (``tokens`` or ``samples``) and how many a second over all ranks.
+    tflops_per_rank, mfu, hfu: None where the model gives no FLOP count or the hardware's peak is unknown.
+    train_s: seconds spent in steps; wall_s: from start to end, preparing and evaluating included.
+    """
+
+    status: str
+    steps: int
+    samples: int
+    world_size: int
+    sharding_factor: int
+    num_parameters: int
+    train_loss: float
+    evaluation: dict[str, float]
+    best_eval_loss: float | None
+    unit: str
+    units_per_s: float
+    step_s: float
+    tflops_per_rank: float | None
+    mfu: float | None
+    hfu: float | None
+    train_s: float
+    wall_s: float
+    run_dir: str
+    peak_memory: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data; numbers that are not finite are null."""
+        plain = dataclasses.asdict(self)
+        plain["evaluation"] = {name: strict(value) for name, value in self.evaluation.items()}
+        return {name: strict(value) if isinstance(value, float) else value for name, value in plain.items()}
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+
+    def text(self) -> str:
+        """A few lines for people."""
+        how = "stopped early" if self.status == "stopped_early" else "done"
+        rows = [
+            ("", f"{how}: {self.steps} steps, {amount(self.samples)} samples in {self.wall_s:.0f} s"),
+            ("train loss", f"{self.train_loss:.4f}"),
+            *((f"held-out {name.replace('_', ' ')}", f"{value:.4f}") for name, value in self.evaluation.items()),
+            ("speed", self._speed()),
+            *(
+                (name.removesuffix("_bytes").replace("_", " "), _bytes(value))
+                for name, value in self.peak_memory.items()
+            ),
+            ("run folder", self.run_dir),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}".strip() for name, value in rows)
+
+    def _speed(self) -> str:
+        parts = [
+            f"{amount(self.units_per_s)} {self.unit}/s on {self.world_size} ranks",
+            f"{self.step_s * 1e3:.0f} ms/step",
+        ]
+        if self.tflops_per_rank is not None:
+            parts.append(f"{self.tflops_per_rank:.3g} TFLOPS/rank")
+        if self.mfu is not None:
+            parts.append(f"MFU {100 * self.mfu:.1f}%")
+        return ", ".join(parts)
+
+
+class RunTotals:
+    """What the summary needs of all steps' lines, in constant memory but for two numbers a step."""
+
+    def __init__(self) -> None:
+        self.last: Line | None = None
+        self.peak_memory: dict[str, int] = {}
+        self._step_s: list[float] = []
+
+    def add(self, line: Line) -> None:
+        self.last = line
+        self._step_s.append(float(line["step_s"] or 0.0))
+        for name in _MEMORY_NAMES:
+            if line.get(name) is not None:
+                self.peak_memory[name] = max(self.peak_memory.get(name, 0), int(line[name] or 0))
+
+    @property
+    def train_s(self) -> float:
+        return sum(self._step_s)
+
+    @property
+    def median_step_s(self) -> float:
+        """The first steps, which warm up, do not move a median."""
+        ordered = sorted(self._step_s)
+        return ordered[len(ordered) // 2] if ordered else float("nan")
+
+
+def _bytes(value: int) -> str:
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
