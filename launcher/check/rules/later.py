@@ -1,0 +1,58 @@
+"""Options that the schema already names and this version does not have: refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.check.about import About
+from launcher.check.rules.rule import Rules
+from launcher.errors import Problem
+from launcher.schema import Config, SweepConfig
+
+AVAILABLE_ACTIONS = ("train", "check")
+RULES = Rules()
+
+
+def _not_yet(about: About, key: str, got: object, remedy: str, expected: str = "") -> Problem:
+    return about.problem(key, "not available in this version", got=got, expected=expected, remedy=remedy)
+
+
+@RULES.reading("action")
+def actions(config: Config, about: About) -> Iterator[Problem]:
+    if config.action not in AVAILABLE_ACTIONS:
+        yield _not_yet(about, "action", config.action, "leave action out to train", "train or check")
+
+
+@RULES.reading("cluster.kind")
+def slurm(config: Config, about: About) -> Iterator[Problem]:
+    if config.cluster.kind == "slurm":
+        yield _not_yet(
+            about,
+            "cluster.kind",
+            "slurm",
+            "run 'srun ... torchrun ... -m launcher' inside your own job",
+            "local, torchrun",
+        )
+
+
+@RULES.reading("checkpoint")
+def checkpoints(config: Config, about: About) -> Iterator[Problem]:
+    if config.checkpoint.every is not None:
+        yield _not_yet(about, "checkpoint.every", config.checkpoint.every, "checkpoint.every=null")
+    if config.checkpoint.resume != "never":
+        yield _not_yet(about, "checkpoint.resume", config.checkpoint.resume, "checkpoint.resume=never")
+
+
+@RULES.reading("cluster.max_restarts")
+def restarts(config: Config, about: About) -> Iterator[Problem]:
+    if config.cluster.max_restarts:
+        yield _not_yet(about, "cluster.max_restarts", config.cluster.max_restarts, "cluster.max_restarts=0")
+
+
+@RULES.reading("sweep")
+def sweeps(config: Config, about: About) -> Iterator[Problem]:
+    default = SweepConfig()
+    for name in vars(default):
+        value = getattr(config.sweep, name)
+        if value != getattr(default, name):
+            yield _not_yet(about, f"sweep.{name}", value, f"leave sweep.{name} out")
