@@ -1,0 +1,74 @@
+"""Ids to the ranks that hold the rows, rows back: the all-to-alls of sharded embeddings.
+
+The only file of the model that names ``torch.distributed``. All ranks of the default process group must call these
+functions together and equally often; how many lookups each brings may differ, and may be zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Route:
+    """One forward's traffic, remembered for its backward. U distinct rows are wanted here, R by others from here.
+
+    position: [lookups], which of the U rows each lookup reads.
+    slots: [R], the slots that were asked of this rank, by asking rank.
+    num_sent, num_asked: of the U and of the R, how many go to (come from) each rank.
+    """
+
+    position: Tensor
+    slots: Tensor
+    num_sent: tuple[int, ...]
+    num_asked: tuple[int, ...]
+
+
+def world() -> tuple[int, int]:
+    """(rank, world size) of the default process group; (0, 1) without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def plan_route(owner: Tensor, slot: Tensor, num_slots: int, world_size: int, is_valid: Tensor) -> Route | None:
+    """Agree on who sends what: one small all-to-all of counts, one of slots.
+
+    owner, slot: [lookups], where each lookup's row lies. num_slots: more than any slot of any rank. A row wanted
+    several times is sent once. is_valid: 0-dim bool; None is returned *on every rank* if it is false on any: an error
+    on one rank must not leave the others waiting. On CUDA this is the forward's one host sync.
+    """
+    wanted, position = torch.unique(owner * num_slots + slot, return_inverse=True)  # sorted: by owner, then slot
+    sent = torch.bincount(wanted // num_slots, minlength=world_size)
+    header = torch.stack((sent, (~is_valid).to(sent.dtype).expand_as(sent)), dim=1)  # [W, 2]: count, complaint
+    answer = torch.zeros_like(header)
+    dist.all_to_all_single(answer, header)
+    counts = torch.cat((sent, answer[:, 0], answer[:, 1])).tolist()
+    num_sent, num_asked, complaints = (tuple(counts[i * world_size : (i + 1) * world_size]) for i in range(3))
+    if any(complaints):
+        return None
+    slots = wanted.new_empty(sum(num_asked))
+    dist.all_to_all_single(slots, wanted % num_slots, list(num_asked), list(num_sent))
+    return Route(position, slots, num_sent, num_asked)
+
+
+def deliver(route: Route, rows: Tensor) -> Tensor:
+    """``rows`` [R, dim], read for the others, to [U, dim], what this rank had asked for."""
+    return _all_to_all_rows(rows, route.num_asked, route.num_sent)
+
+
+def give_back(route: Route, rows: Tensor) -> Tensor:
+    """The way back: ``rows`` [U, dim] (gradients) to the ranks that own them, [R, dim]."""
+    return _all_to_all_rows(rows, route.num_sent, route.num_asked)
+
+
+def _all_to_all_rows(rows: Tensor, send: tuple[int, ...], receive: tuple[int, ...]) -> Tensor:
+    received = rows.new_empty(sum(receive), rows.shape[1])
+    # As bytes: the transports move any dtype that way, and gloo does not know all of them.
+    source, target = rows.contiguous().view(torch.uint8), received.view(torch.uint8)
+    dist.all_to_all_single(target, source, list(receive), list(send))
+    return received
