@@ -1,0 +1,21 @@
+"""Lines about the run as a whole that the launcher says before and after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.environment import JoinedRanks
+
+_BACKENDS = {"cpu": "CPU (gloo)", "cuda": "one GPU each (nccl)"}
+
+
+def headline(run_dir: Path, ranks: JoinedRanks, device: str, verb: str) -> str:
+    """Where the run's files are, and what runs where. verb: ``started`` or ``joined``."""
+    hosts = "this machine" if ranks.num_nodes == 1 else f"{ranks.num_nodes} hosts"
+    count = "1 rank" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
+    return f"run folder: {short(run_dir)}\n{count} {verb} on {hosts}, {_BACKENDS[device]}"
+
+
+def short(path: Path) -> Path:
+    """Relative to here, where that is shorter to read and to paste."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

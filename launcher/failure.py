@@ -1,0 +1,134 @@
+"""What went wrong in one rank, as a record; which of several failures came first; the text for people."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import EXIT_OUT_OF_MEMORY, EXIT_RANK_FAILED
+
+# How a rank says that another one went away: gloo's, NCCL's and the store's texts.
+_LOST_PEER_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "failed to recv, got 0 bytes",
+    "remote process exited or there was a network error",
+    "NCCL communicator was aborted",
+)
+_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
+_LAST_LOG_LINES = 15
+_CAUSE_ORDER = ("vanished", "raised", "lost_peer")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one rank did not reach the end.
+
+    rank: which one.
+    what: one line: ``RuntimeError: ...``, ``was killed by SIGKILL``, ``left before the run ended``.
+    exit_code: the run's exit code if this failure is the one that counts.
+    time_s: when, in seconds since the epoch, by this host's clock.
+    kind: ``vanished`` (killed, or gone without a word), ``raised``, or ``lost_peer`` (it only noticed that another
+        rank was gone).
+    traceback: of the exception; empty where there was none.
+    hint: what to try.
+    """
+
+    rank: int
+    what: str
+    exit_code: int
+    time_s: float
+    kind: str = "raised"
+    traceback: str = ""
+    hint: str = ""
+
+    @property
+    def is_lost_peer(self) -> bool:
+        return self.kind == "lost_peer"
+
+
+def from_exception(rank: int, error: BaseException, traceback: str) -> Failure:
+    """The record of an exception; judged by names and texts, so that it needs no torch."""
+    chain = list(_causes(error))
+    text = " ".join(str(error).split()) or "no message"
+    what = f"{type(error).__name__}: {text}"
+    if isinstance(error, SystemExit):
+        what = f"called sys.exit({error.code!r}) before the run ended"
+    if any(_is_out_of_memory(link) for link in chain):
+        hint = "try a smaller train.micro_batch, train.activation_checkpointing=true or a larger sharding.factor"
+        return Failure(rank, what, EXIT_OUT_OF_MEMORY, time.time(), traceback=traceback, hint=hint)
+    is_lost_peer = any(fragment in str(link) for link in chain for fragment in _LOST_PEER_TEXTS)
+    kind = "lost_peer" if is_lost_peer else "raised"
+    return Failure(rank, what, EXIT_RANK_FAILED, time.time(), kind, traceback)
+
+
+def from_exit(rank: int, returncode: int, is_out_of_memory_kill: bool) -> Failure:
+    """The record of a rank that ended without a word: killed by a signal, or gone by ``os._exit``.
+
+    returncode: as subprocess gives it, ``-n`` for signal n.
+    is_out_of_memory_kill: the kernel's out-of-memory killer was at work during the run.
+    """
+    if returncode >= 0:
+        what = f"left before the run ended (exit code {returncode})"
+        return Failure(rank, what, EXIT_RANK_FAILED, time.time(), "vanished")
+    name = signal.Signals(-returncode).name
+    if returncode == -signal.SIGKILL and is_out_of_memory_kill:
+        hint = "the host ran out of memory: fewer ranks, a smaller train.micro_batch or a smaller model"
+        what = f"was killed by {name}, by the kernel for want of memory"
+        return Failure(rank, what, EXIT_OUT_OF_MEMORY, time.time(), "vanished", hint=hint)
+    hint = "somebody sent it, or the kernel ran out of memory (see dmesg)" if returncode == -signal.SIGKILL else ""
+    # abort() is how C++ code ends a process, NCCL's watchdog for one after another rank's failure: as if it had raised
+    kind = "raised" if returncode == -signal.SIGABRT else "vanished"
+    return Failure(rank, f"was killed by {name}", EXIT_RANK_FAILED, time.time(), kind, hint=hint)
+
+
+def first(failures: Sequence[Failure]) -> Failure:
+    """The failure that explains the others: a rank that vanished, else the earliest that raised, else a lost peer."""
+    return min(failures, key=lambda failure: (_CAUSE_ORDER.index(failure.kind), failure.time_s, failure.rank))
+
+
+def describe(failure: Failure, world_size: int, log_path: Path) -> str:
+    """What a person reads: the rank, what happened, the traceback or the last lines of its log, and where to look."""
+    verb = "failed: " if failure.traceback else ""
+    lines = [f"rank {failure.rank} of {world_size} {verb}{failure.what}"]
+    detail = failure.traceback or last_lines(log_path)
+    if detail:
+        lines.append("" if failure.traceback else "the last lines of its log:")
+        lines += [f"    {line}".rstrip() for line in detail.rstrip().splitlines()]
+        lines.append("")
+    if failure.hint:
+        lines.append(failure.hint)
+    lines.append(f"log: {log_path}")
+    if world_size > 1:
+        others = "the other rank was" if world_size == 2 else f"the other {world_size - 1} ranks were"
+        lines.append(f"{others} ended.")
+    return "\n".join(lines)
+
+
+def last_lines(log_path: Path, count: int = _LAST_LOG_LINES) -> str:
+    """The end of a log; empty if there is none."""
+    try:
+        text = log_path.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-count:])
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and what it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,99 @@
+"""Joining ranks that somebody else started: torchrun, or anything that sets RANK and WORLD_SIZE, on several hosts too.
+
+Every rank has composed and checked the same config by itself. Rank 0 decides the run folder and tells the others; if
+it cannot, every rank leaves with the same exit code and rank 0 alone says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from launcher import provenance, rank_signals
+from launcher.announce import headline
+from launcher.environment import JoinedRanks
+from launcher.errors import EXIT_OK, EXIT_USAGE
+from launcher.failure import Failure
+from launcher.log_tee import tee_output
+from launcher.rank_run import run_rank
+from launcher.rendezvous import Meeting, agreed_device
+from launcher.request import LaunchRequest
+from launcher.run_folder import Lock, decide, open_named, rank_log
+from launcher.schema import Config
+from launcher.worker import guarded, leave
+
+# torchrun reads a failed rank's record from this file and names the earliest.
+_TORCHRUN_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def join(config: Config, request: LaunchRequest, ranks: JoinedRanks) -> int:
+    """This rank's whole life. Returns its exit code; a failed rank ends here, without the interpreter's long goodbye.
+
+    Raises:
+        ConfigErrors: the ranks cannot find each other; or, on rank 0 alone, the run folder cannot be used (the other
+            ranks then return 2 without a word).
+    """
+    rank_signals.install()
+    os.environ.update(config.cluster.env)
+    is_interactive = sys.stdout.isatty() and sys.stderr.isatty()
+    meeting = Meeting.of_joined_ranks(ranks, config.cluster.collective_timeout_s)
+    with ExitStack() as held:
+        run_dir = _agree_on_run_dir(config, request, meeting, held)
+        if run_dir is None:
+            return EXIT_USAGE
+        held.enter_context(tee_output(rank_log(run_dir, ranks.rank)))
+        exit_code = guarded(ranks.rank, lambda: _run(config, meeting, run_dir, is_interactive), _report)
+        if exit_code != EXIT_OK:
+            leave(exit_code)
+        rank_signals.ignore_all()
+    return EXIT_OK
+
+
+def _run(config: Config, meeting: Meeting, run_dir: Path, is_interactive: bool) -> None:
+    device, hostnames = agreed_device(meeting, config.cluster.device, socket.gethostname())
+    if meeting.ranks.rank == 0:
+        print(headline(run_dir, meeting.ranks, device.type, "joined"), flush=True)
+    run_rank(config, meeting, device, hostnames, run_dir, is_interactive)
+
+
+def _agree_on_run_dir(config: Config, request: LaunchRequest, meeting: Meeting, held: ExitStack) -> Path | None:
+    """Rank 0's folder, on every rank; None if rank 0 could not get one. After a restart by torchrun the same again."""
+    if meeting.ranks.rank == 0:
+        told: str | None = None
+        try:
+            before = meeting.recall_run_dir()
+            run_dir = decide(config, request) if before is None else open_named(before)
+            held.enter_context(Lock(run_dir))
+            provenance.write(run_dir, request, config.plugins)
+            told = str(run_dir)
+            meeting.remember_run_dir(run_dir)
+        finally:
+            meeting.exchange(told)
+        for note in request.notes:
+            print(note, file=sys.stderr, flush=True)
+        return run_dir
+    told = meeting.exchange(None)[0]
+    if told is None:
+        return None
+    run_dir = Path(told)
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)  # another host may share no file system with rank 0's
+    return run_dir
+
+
+def _report(failure: Failure) -> None:
+    """To people, and to torchrun in its own format. A rank that only lost its peers leaves the telling to them."""
+    print(f"rank {failure.rank}: {failure.what}", file=sys.stderr)
+    if failure.traceback and not failure.is_lost_peer:
+        print(failure.traceback, file=sys.stderr)
+    if failure.hint:
+        print(failure.hint, file=sys.stderr)
+    sys.stderr.flush()
+    error_file = os.environ.get(_TORCHRUN_ERROR_FILE)
+    if error_file:
+        extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time_s))}
+        record = {"message": {"message": failure.what, "extraInfo": extra}}
+        Path(error_file).write_text(json.dumps(record))

@@ -1,0 +1,113 @@
+"""``launch``: from a checked config to an exit code.
+
+A plain start makes the run folder, starts the ranks of this host as fresh processes and watches over them. Where
+ranks exist already (RANK and WORLD_SIZE are set), this process is one of them and joins.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+
+from launcher import failure as failures
+from launcher import provenance, run_folder
+from launcher.announce import headline, short
+from launcher.device import choose_device, torch_cuda_version
+from launcher.environment import JoinedRanks, joined_ranks
+from launcher.errors import ConfigErrors, Problem
+from launcher.machine import num_cores, num_gpus
+from launcher.rank_output import Echo
+from launcher.rank_plan import LOOPBACK, rank_commands
+from launcher.request import LaunchRequest
+from launcher.schema import Config
+from launcher.supervisor import Limits, Outcome, supervise
+from launcher.time_limit import seconds_of
+
+
+def launch(config: Config, request: LaunchRequest, environ: Mapping[str, str] = os.environ) -> int:
+    """Runs ``config`` and returns the exit code (design: 0 done, 1 a rank failed, 6 out of memory, 128 + signal).
+
+    Raises:
+        ConfigErrors: something that only shows now: the run folder cannot be used, the GPUs are not there.
+    """
+    joined = joined_ranks(environ)
+    if joined is not None:
+        # By name and now: this module imports torch, which composing, checking and the local launcher do without.
+        return import_module("launcher.join").join(config, request, joined)
+    return _launch_here(config, request, environ)
+
+
+def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, str]) -> int:
+    device, why_cpu = _device(config)
+    world_size = config.cluster.nproc_per_node
+    ranks = JoinedRanks(rank=0, world_size=world_size, local_rank=0, local_world_size=world_size)
+    run_dir = run_folder.decide(config, request)
+    with run_folder.Lock(run_dir):
+        provenance.write(run_dir, request, config.plugins)
+        for note in (*request.notes, why_cpu):
+            if note:
+                _say(note)
+        print(headline(run_dir, ranks, device, "started"), flush=True)
+        outcome = _run(config, run_dir, device, environ)
+    _tell_the_end(outcome, config, run_dir)
+    return outcome.exit_code
+
+
+def _run(config: Config, run_dir: Path, device: str, environ: Mapping[str, str]) -> Outcome:
+    echo = Echo(run_folder.rank_log(run_dir, 0))
+    with closing(_listening_socket()) as listener:
+        commands = rank_commands(
+            run_dir,
+            config.plugins,
+            config.cluster,
+            device=device,
+            listen_fd=listener.fileno(),
+            port=listener.getsockname()[1],
+            num_cores=num_cores(),
+            base=environ,
+            is_deterministic=config.run.deterministic,
+            is_interactive=echo.is_terminal,
+        )
+        limit = config.cluster.time_limit
+        limits = Limits(config.cluster.grace_s, None if limit is None else float(seconds_of(limit)))
+        return supervise(commands, limits, _say, echo)
+
+
+def _listening_socket() -> socket.socket:
+    """On loopback, on a port the system chose; it listens until rank 0 has taken it over, so nobody else gets it."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((LOOPBACK, 0))
+    listener.listen(socket.SOMAXCONN)
+    return listener
+
+
+def _device(config: Config) -> tuple[str, str | None]:
+    cluster = config.cluster
+    try:
+        return choose_device(cluster.device, cluster.nproc_per_node, num_gpus(), torch_cuda_version())
+    except ValueError as error:
+        problem = Problem(
+            key="cluster.device",
+            what=f"no GPU for every rank: {error}",
+            got="cuda",
+            remedy="cluster.device=cpu, or fewer ranks (cluster.nproc_per_node)",
+        )
+        raise ConfigErrors([problem]) from None
+
+
+def _tell_the_end(outcome: Outcome, config: Config, run_dir: Path) -> None:
+    """After a good end the last lines are rank 0's summary; every other end is told here."""
+    if outcome.failure is not None:
+        log = short(run_folder.rank_log(run_dir, outcome.failure.rank))
+        _say(failures.describe(outcome.failure, config.cluster.nproc_per_node, log))
+    elif outcome.stopped_by is not None:
+        _say(f"stopped by {outcome.stopped_by}; every rank has ended\nrun folder: {short(run_dir)}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

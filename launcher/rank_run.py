@@ -1,0 +1,104 @@
+"""One rank, from a checked config to the recipe's end. Everything before this module is light; this imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import yaml
+
+from launcher.check import About, read_config
+from launcher.environment import JoinedRanks, joined_ranks
+from launcher.plugins import load_plugins
+from launcher.rendezvous import Meeting
+from launcher.run_folder import CONFIG_FILE
+from launcher.schema import Config
+from recipes import train
+from recipes.context import RankContext
+from recipes.schema import RecipeConfig
+
+
+class HasText(Protocol):
+    """What a recipe returns: the last lines that people see."""
+
+    def text(self) -> str: ...
+
+
+class Recipe(Protocol):
+    """What a rank runs."""
+
+    def run(self, config: RecipeConfig, context: RankContext) -> HasText: ...
+
+
+def run_local_rank(arguments: argparse.Namespace, recipe: Recipe = train) -> None:
+    """One rank of a run on this host alone; ``arguments`` as ``launcher.worker`` parses them."""
+    config = stored_config(arguments.run_dir, arguments.plugin)
+    ranks = joined_ranks()
+    assert ranks is not None, "the launcher sets RANK and WORLD_SIZE"
+    meeting = Meeting.of_local_ranks(ranks, arguments.listen_fd, config.cluster.collective_timeout_s)
+    device = torch.device("cpu") if arguments.device == "cpu" else torch.device("cuda", ranks.local_rank)
+    hostnames = (socket.gethostname(),) * ranks.world_size
+    run_rank(config, meeting, device, hostnames, arguments.run_dir, arguments.interactive, recipe)
+
+
+def stored_config(run_dir: Path, plugins: Sequence[str]) -> Config:
+    """The run folder's config, through the same checker as the command line's. Plugins never come from it."""
+    load_plugins(plugins)
+    tree = yaml.safe_load((run_dir / CONFIG_FILE).read_text())
+    return read_config(tree, about=About(is_typed=False))
+
+
+def run_rank(
+    config: Config,
+    meeting: Meeting,
+    device: torch.device,
+    hostnames: tuple[str, ...],
+    run_dir: Path,
+    is_interactive: bool,
+    recipe: Recipe = train,
+) -> None:
+    """Makes the process group, runs the recipe, leaves together with the other ranks; rank 0 prints the summary."""
+    ranks = meeting.ranks
+    _prepare(config, ranks, device)
+    meeting.make_process_group(device, config.cluster.collective_timeout_s)
+    summary = recipe.run(config, rank_context(ranks, device, hostnames, run_dir, is_interactive))
+    meeting.leave_together()
+    if ranks.rank == 0:
+        print(summary.text(), flush=True)
+
+
+def rank_context(
+    ranks: JoinedRanks, device: torch.device, hostnames: tuple[str, ...], run_dir: Path, is_interactive: bool
+) -> RankContext:
+    return RankContext(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        local_rank=ranks.local_rank,
+        local_world_size=ranks.local_world_size,
+        node_rank=ranks.node_rank,
+        num_nodes=ranks.num_nodes,
+        hostnames=hostnames,
+        device=str(device),
+        run_dir=run_dir,
+        is_interactive=is_interactive and ranks.rank == 0,
+    )
+
+
+def _prepare(config: Config, ranks: JoinedRanks, device: torch.device) -> None:
+    """This process's logging, threads and current device."""
+    logging.basicConfig(
+        level=config.run.log_level.upper(),
+        format=f"%(asctime)s rank {ranks.rank} %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    threads = config.cluster.cpu_threads_per_rank or os.environ.get("OMP_NUM_THREADS")
+    if threads is not None:
+        torch.set_num_threads(int(threads))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

@@ -1,0 +1,124 @@
+"""The run folder: decided once, by one process, and what lies where in it.
+
+======================  ============================================================================
+config.yaml             the composed config, fully resolved; values of secret variables are hidden
+overrides.yaml          what was typed after the command
+command.txt             the command line and the folder it was typed in
+revision.txt            the code's git revision, if it is a checkout
+diff.patch              uncommitted changes to the code's tracked files
+packages.txt            installed packages and their versions
+environment.json        Python, machine, GPUs, and the variables that steer training
+plugins/                copies of the plugin files
+logs/rank_N.log         what rank N wrote
+earlier/N/              the files above from an earlier start in the same folder
+======================  ============================================================================
+
+The recipe adds metrics, pictures, profiles and checkpoints.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from launcher.errors import ConfigErrors, Problem
+from launcher.request import LaunchRequest
+from launcher.schema import Config
+
+CONFIG_FILE = "config.yaml"
+_ROOT = Path("runs")
+_LOCK_FILE = ".lock"
+
+
+def rank_log(run_dir: Path, rank: int) -> Path:
+    return run_dir / "logs" / f"rank_{rank}.log"
+
+
+def decide(config: Config, request: LaunchRequest) -> Path:
+    """The run's folder, absolute, made if it is new; to be called by one process of the run.
+
+    Raises:
+        ConfigErrors: ``run.dir`` cannot be used.
+    """
+    if config.run.dir is not None:
+        return open_named(Path(config.run.dir).expanduser().absolute())
+    return create(config.run.name or request.choices.get("model") or config.model.kind).absolute()
+
+
+def create(name: str, root: Path = _ROOT, now: datetime | None = None) -> Path:
+    """A new folder ``<root>/<date>-<name>-<unique>``; whoever makes it owns it, so two runs never share one."""
+    stamp = (now or datetime.now()).strftime("%Y-%m-%d_%H-%M-%S")
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = root / f"{stamp}-{_plain(name)}-{secrets.token_hex(2)}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        (folder / "logs").mkdir()
+        return folder
+
+
+def open_named(run_dir: Path) -> Path:
+    """The folder the user named: made if it is new, continued if it is a run folder.
+
+    Raises:
+        ConfigErrors: it is a file, or holds something else than a run.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise _refusal(run_dir, "is a file", "a new folder, or the folder of an earlier run")
+    if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
+        raise _refusal(run_dir, "is not empty and holds no run", f"an empty folder, or one with a {CONFIG_FILE}")
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    return run_dir
+
+
+class Lock:
+    """Held while a run uses its folder: two runs that name the same ``run.dir`` must not write into each other.
+
+    The kernel lets go of it when the process ends, however it ends.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._fd = -1
+
+    def __enter__(self) -> Lock:
+        self._fd = os.open(self._run_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise _refusal(self._run_dir, "is in use by another run", "a folder that no run is using") from None
+        except OSError:
+            pass  # a file system without locks: nothing can be promised there
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+
+def _plain(name: str) -> str:
+    """Only characters that need no quoting in a shell."""
+    return re.sub(r"[^A-Za-z0-9._]+", "_", name).strip("._") or "run"
+
+
+def _refusal(run_dir: Path, what: str, expected: str) -> ConfigErrors:
+    return ConfigErrors(
+        [
+            Problem(
+                key="run.dir",
+                what=f"the folder {what}",
+                got=str(run_dir),
+                expected=expected,
+                remedy="name another folder, or leave run.dir out: a new one is then made under runs/",
+            )
+        ]
+    )

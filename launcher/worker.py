@@ -1,0 +1,81 @@
+"""Entry of one rank that the local launcher starts: ``python -m launcher.worker --run-dir DIR``.
+
+Light on purpose: ties to the launcher and signal handlers come first, torch only then (importing it takes seconds, and
+a signal in that time must end the rank with a word, too).
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from launcher import failure as failures
+from launcher import parent_death, rank_signals
+from launcher.errors import EXIT_OK, EXIT_RANK_FAILED
+from launcher.failure import Failure
+from launcher.status_pipe import StatusWriter
+
+
+def main() -> NoReturn:
+    parent_death.die_with_launcher()
+    status = StatusWriter.from_environment()
+    rank_signals.install()
+    faulthandler.enable()
+    arguments = _parser().parse_args()
+
+    # By name and inside the guard: this module imports torch.
+    exit_code = guarded(
+        int(os.environ["RANK"]), lambda: import_module("launcher.rank_run").run_local_rank(arguments), status.failed
+    )
+    if exit_code == EXIT_OK:
+        status.done()
+    leave(exit_code)
+
+
+def guarded(rank: int, work: Callable[[], None], report: Callable[[Failure], None]) -> int:
+    """Runs ``work`` and returns this rank's exit code; however it fails, ``report`` gets the record."""
+    try:
+        work()
+    except rank_signals.Interrupted as stop:
+        report(Failure(rank, f"was {stop}", EXIT_RANK_FAILED, time.time()))
+        return stop.exit_code
+    except BaseException as error:  # SystemExit too: a rank that leaves early leaves the others waiting
+        failure = failures.from_exception(rank, error, traceback.format_exc())
+        report(failure)
+        return failure.exit_code
+    return EXIT_OK
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Ends the process: after a good end as Python does, otherwise at once.
+
+    A failed rank may hold collectives that never end and threads that wait for them.
+    """
+    rank_signals.ignore_all()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if exit_code == EXIT_OK:
+        sys.exit(EXIT_OK)
+    os._exit(exit_code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launcher.worker", description="one rank; started by fsdp-launch")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--plugin", action="append", default=[])
+    parser.add_argument("--listen-fd", type=int, help="rank 0: the rendezvous' socket, already listening")
+    parser.add_argument("--interactive", action="store_true", help="rank 0: its output is shown on a terminal")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
