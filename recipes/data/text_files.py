@@ -1,0 +1,39 @@
+"""``text_files``: a folder (or one file) of .txt, .md, .jsonl and .parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from recipes.data.corpus import Corpus, Document
+from recipes.data.files import TEXT_SUFFIXES, Key, existing_path, file_stats, find_files, read_documents
+from recipes.data.records import PrepareRequest, Splits
+from recipes.data.text import prepare_text
+from recipes.schema.data import TextFilesConfig
+
+
+def prepare(config: TextFilesConfig, request: PrepareRequest) -> Splits:
+    place = existing_path(config.path, "data.path", f"a folder with {', '.join(TEXT_SUFFIXES)} files, or one such file")
+    return prepare_text(config, request, FilesCorpus(place, config.text_field))
+
+
+class FilesCorpus(Corpus):
+    """A document is a text file, a line of a .jsonl file, or a row of a .parquet file; files in the order of names."""
+
+    def __init__(self, place: Path, text_field: str) -> None:
+        self._place, self._text_field = place, text_field
+        self._files = find_files(place, TEXT_SUFFIXES, "data.path")
+        self.name = str(place)
+
+    def identity(self) -> Key:
+        base = self._place if self._place.is_dir() else self._place.parent
+        return {
+            "kind": "files",
+            "field": self._text_field,
+            "files": [file_stats(path, base) for path in self._files],
+        }
+
+    def documents(self) -> Iterator[Document]:
+        for path in self._files:
+            for text, where in read_documents(path, self._text_field):
+                yield Document(text, where)
