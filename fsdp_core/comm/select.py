@@ -9,8 +9,16 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from fsdp_core.comm.collectives import CollectivesWire
+from fsdp_core.comm.gloo_p2p import GlooP2PWire
+from fsdp_core.comm.local import LocalWire
+from fsdp_core.comm.rendezvous import GroupRendezvous
+from fsdp_core.comm.shared_memory import SharedMemoryWire
 from fsdp_core.comm.wire import Wire
+from fsdp_core.errors import WireError
 from fsdp_core.policy import WireChoice
+
+DEFAULT_TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -29,19 +37,53 @@ def choose_wire(
     ranks: Sequence[int],
     device: torch.device,
     ranks_per_host: int | None = None,
-    timeout: timedelta = timedelta(minutes=10),
+    timeout: timedelta = DEFAULT_TIMEOUT,
     expected_bytes: int = 0,
 ) -> WireSelection:
     """Build the wire of one group; collective over the group.
 
     Args:
-        choice: ``auto`` takes ``collectives`` on CUDA, ``shared_memory`` on CPU when all ranks of the group
-            are on one host, else ``gloo_p2p``. A wire asked for by name that cannot be had is replaced only
-            where that is safe (``shared_memory`` by ``gloo_p2p``), and the message says why.
+        choice: ``auto`` takes ``collectives`` on CUDA (and on CPU backends other than gloo), ``shared_memory`` on
+            CPU when all ranks of the group are on one host, else ``gloo_p2p``. Where ``shared_memory`` cannot be
+            had, asked for by name or not, ``gloo_p2p`` takes its place and the message says why.
         group: the torch group of exactly these ranks; ``None`` for a group of one (the local wire).
         ranks: global ranks in group order.
         ranks_per_host: hosts hold this many consecutive global ranks; only for counting bytes.
         timeout: how long a collective waits for a peer before it raises ``WireError``.
-        expected_bytes: what this rank will ask of ``empty`` in all; shared memory checks now that it is there.
+        expected_bytes: what this rank will ask of ``empty`` in all; shared memory is refused if it is not there.
+
+    Raises:
+        WireError: a CPU-only wire was asked for by name on another device or backend.
     """
-    raise NotImplementedError
+    if group is None or len(ranks) == 1:
+        return WireSelection(LocalWire(device), choice)
+    backend = backend_of(group, device)
+    if device.type != "cpu" or backend != "gloo":
+        if choice in ("gloo_p2p", "shared_memory"):
+            raise WireError(
+                f"the wire {choice!r} is for CPU tensors and the gloo backend",
+                expected="device cpu, backend gloo",
+                got=f"device {device.type}, backend {backend}",
+                remedy="use wire='auto' or wire='collectives'",
+            )
+        return WireSelection(CollectivesWire(group, ranks, device, ranks_per_host), choice)
+    if choice == "collectives":
+        return WireSelection(CollectivesWire(group, ranks, device, ranks_per_host), choice)
+    message = ""
+    if choice in ("auto", "shared_memory"):
+        try:
+            wire = SharedMemoryWire(
+                GroupRendezvous(group), ranks_per_host=ranks_per_host, timeout=timeout, expected_bytes=expected_bytes
+            )
+        except WireError as error:
+            message = f"Ranks {list(ranks)} talk through gloo_p2p instead of shared memory: {error.got}"
+        else:
+            return WireSelection(wire, choice)
+    return WireSelection(GlooP2PWire(group, ranks, ranks_per_host=ranks_per_host, timeout=timeout), choice, message)
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The backend that moves this device's tensors: groups may have one per device type."""
+    config = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl", or one name for all devices
+    by_device = dict(entry.split(":", 1) for entry in config.split(",") if ":" in entry)
+    return by_device.get(device.type, config)

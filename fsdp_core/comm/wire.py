@@ -146,13 +146,15 @@ class Wire(abc.ABC):
     def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:
         """From group rank ``src``, in place."""
 
-    def full_view(self, shard: Tensor) -> Tensor | None:
+    def full_view(self, shard: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
         """The gathered form of ``shard`` without a copy, where this wire has one; else ``None``.
 
-        ``shard`` is ``SHARD`` memory of this wire. The result (F*s elements, ``shard``'s dtype) is passed as
-        ``full`` to ``all_gather``, which then only synchronises. It behaves like a private buffer: a write to it is seen by
-        this rank alone and lasts until the next ``all_gather`` into it, which restores the gathered values.
-        It costs no memory until written to. Do not fill it (with NaN, say) outside tests.
+        ``shard`` is ``SHARD`` memory of this wire. The result (F*s elements; the same tensor each time) is passed
+        as ``full`` to ``all_gather``, which then only synchronises. It behaves like a private buffer: a write to
+        it is seen by this rank alone and lasts until the next ``all_gather`` into it, which restores the gathered
+        values. In the shard's dtype it costs no memory until written to; in another ``dtype`` the group keeps one
+        converted copy (s elements per rank), made once per write window instead of once per gather.
+        All ranks of the group ask for the same views in the same order, as for ``SHARD`` memory.
         """
         return None
 
