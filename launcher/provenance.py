@@ -72,10 +72,14 @@ def write(run_dir: Path, request: LaunchRequest, plugins: Sequence[str]) -> None
 
 
 def without_secrets(config_yaml: str) -> str:
-    """The config with the values of secret keys hidden; ranks get those through their environment."""
+    """The config with the secrets of ``cluster.env`` hidden; ranks get that group through their environment."""
     config = yaml.safe_load(config_yaml)
-    hidden = _hide(config)
-    return config_yaml if hidden == config else yaml.safe_dump(hidden, sort_keys=False, allow_unicode=True)
+    variables = (config.get("cluster") or {}).get("env") or {}
+    secret = [name for name in variables if _is_secret(name)]
+    if not secret:
+        return config_yaml
+    variables.update(dict.fromkeys(secret, HIDDEN))
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
 def hide_override(word: str) -> str:
@@ -167,15 +171,6 @@ def _git(root: Path, *words: str) -> str | None:
 
 def _is_secret(key: object) -> bool:
     return _SECRET_NAME.search(str(key)) is not None
-
-
-def _hide(node: Any) -> Any:
-    """The tree with the text values of secret keys hidden. A number or a name such as ``token: null`` is no secret."""
-    if isinstance(node, dict):
-        return {
-            key: HIDDEN if _is_secret(key) and isinstance(value, str) else _hide(value) for key, value in node.items()
-        }
-    return [_hide(value) for value in node] if isinstance(node, list) else node
 
 
 def _hide_pair(match: re.Match[str]) -> str:
