@@ -15,6 +15,7 @@ Space is reserved (posix_fallocate) before it is used: running out is an error h
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import errno
 import math
@@ -112,14 +113,13 @@ class SharedFile:
         libc = ctypes.CDLL(None)
         libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(offset), ctypes.c_long(nbytes))
 
-    def map(self, offset: int, nbytes: int, *, private: bool = False) -> mmap.mmap:
+    def map(self, offset: int, nbytes: int, *, private: bool = False, populate: bool = True) -> mmap.mmap:
         """Map a page-aligned range. Private: copy on write, and reads still see what others write to the file."""
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0) if private else mmap.MAP_SHARED
         mapping = mmap.mmap(self.fd, nbytes, flags=flags, offset=offset)
-        try:
-            mapping.madvise(_MADV_POPULATE_READ)
-        except OSError:
-            pass  # older kernel: pages are mapped at first touch
+        if populate:
+            with contextlib.suppress(OSError):  # an older kernel maps pages at first touch
+                mapping.madvise(_MADV_POPULATE_READ)
         return mapping
 
     def close(self) -> None:
@@ -295,8 +295,8 @@ class ShardFile:
         if nbytes == 0:
             return ShardSlot(ordinal, offset, 0, dtype, torch.empty(0, dtype=dtype), 0), memoryview(b"")
         self._file.reserve(offset + self._rank * own, own)  # own part only: it may be another memory node
-        self._file.reserve(offset + nbytes - 1, 1)  # the file reaches the end of the slot
-        mapping = self._file.map(offset, round_up(nbytes))
+        self._file.reserve(self._end - 1, 1)  # the file reaches the end of the slot, so that it can be mapped
+        mapping = self._file.map(offset, round_up(nbytes), populate=False)
         base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         whole = tensor_on(mapping, dtype, self._size * numel)
         return ShardSlot(ordinal, offset, numel, dtype, whole, base + self._rank * own), memoryview(mapping)
