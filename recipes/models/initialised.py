@@ -1,8 +1,8 @@
 """Layers that draw their weights once, from the distribution the model wants.
 
 ``nn.Linear`` and ``nn.Embedding`` initialise themselves when built; drawing a second time over that costs a large
-model as much again and doubles what deferred initialisation has to record. These draw from N(0, std) right away, and not at
-all on the meta device, where drawing means nothing but takes a millisecond (torch's kernel for it is Python).
+model as much again and doubles what deferred initialisation has to record. These draw from N(0, std) right away, and
+not at all on the meta device, where drawing means nothing but takes a millisecond (torch's kernel for it is Python).
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ BatchNorm sees the micro-batch of its own rank: its statistics, and so the loss,
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers import RegNetConfig as HFConfig
 from transformers import RegNetForImageClassification
@@ -21,29 +23,27 @@ from recipes.schema.model import RegNetConfig
 class RegNet(RegNetForImageClassification):
     """Pixels [B, 3, H, H] to logits [B, classes]."""
 
-    def forward(self, pixels: Tensor) -> Tensor:  # type: ignore[override]  # the task's call
+    def forward(self, pixels: Tensor) -> Tensor:
         return super().forward(pixel_values=pixels).logits
 
 
 def build(config: RegNetConfig, info: DataInfo) -> RegNet:
     """Raises ValueError if the sizes contradict each other or the data."""
     if len(config.depths) != len(config.hidden_sizes):
-        raise ValueError(
-            f"model.depths has {len(config.depths)} stages, model.hidden_sizes {len(config.hidden_sizes)}"
-        )
+        raise ValueError(f"model.depths has {len(config.depths)} stages, model.hidden_sizes {len(config.hidden_sizes)}")
     for channels in config.hidden_sizes:
         if channels % config.groups_width:
             raise ValueError(f"model.groups_width ({config.groups_width}) does not divide {channels} channels")
-    hf_config = HFConfig(
-        num_channels=3,
-        embedding_size=config.embedding_size,
-        hidden_sizes=list(config.hidden_sizes),
-        depths=list(config.depths),
-        groups_width=config.groups_width,
-        layer_type=config.layer_type,
-        num_labels=at_least_as_data("model.num_classes", config.num_classes, info.num_classes),
-    )
-    return RegNet(hf_config)
+    options: dict[str, Any] = {  # by dict: the library declares only some of what it takes
+        "num_channels": 3,
+        "embedding_size": config.embedding_size,
+        "hidden_sizes": list(config.hidden_sizes),
+        "depths": list(config.depths),
+        "groups_width": config.groups_width,
+        "layer_type": config.layer_type,
+        "num_labels": at_least_as_data("model.num_classes", config.num_classes, info.num_classes),
+    }
+    return RegNet(HFConfig(**options))
 
 
 def unit_classes() -> tuple[type[nn.Module], ...]:

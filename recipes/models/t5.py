@@ -3,11 +3,14 @@
 B samples, S source tokens, T target tokens, d ``d_model``, inner ``num_heads * d_kv``, ff ``d_ff``, V vocabulary.
 
 Parameters (tied): encoder block 4 d inner + 2 d ff + 2 d, decoder block 8 d inner + 2 d ff + 3 d, root V d + 2 d;
-the first block of each stack holds 32 H relative position biases more. A gated feed-forward has 3 d ff.
+the first block of each stack holds 32 H relative position biases more. A gated feed-forward has 3 d ff; an untied
+head V d more.
 ``t5_11b`` (t5-11b v1.0) has 11,307,321,344.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import T5Config as HFConfig
@@ -64,9 +67,7 @@ class T5(T5ForConditionalGeneration):
                 if isinstance(module, T5Attention):
                     self.keys_and_values.watch(module)
 
-    def forward(  # type: ignore[override]  # narrower than the library's on purpose; the rest goes through kwargs
-        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: object
-    ) -> Seq2SeqLMOutput:
+    def forward(self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> Seq2SeqLMOutput:
         if labels is not None:
             kwargs["decoder_input_ids"] = self._shift_right(labels)
         if self.keys_and_values is None:
@@ -78,26 +79,36 @@ class T5(T5ForConditionalGeneration):
             self.keys_and_values.close()
 
 
+class UntiedT5(T5):
+    """With a head of its own, as T5 v1.1 has. The library ties the head whatever its config says (since version 5)."""
+
+    _tied_weights_keys = {  # noqa: RUF012  # declared so by the base class
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    }
+
+
 def build(config: T5Config, info: DataInfo) -> T5:
     """Raises ValueError if the vocabulary is too small for the data."""
     pad_id = 0 if info.pad_id is None else info.pad_id
-    hf_config = HFConfig(
-        vocab_size=at_least_as_data("model.vocab_size", config.vocab_size, info.vocab_size),
-        d_model=config.d_model,
-        d_kv=config.d_kv,
-        d_ff=config.d_ff,
-        num_heads=config.num_heads,
-        num_layers=config.num_layers,
-        num_decoder_layers=config.num_decoder_layers,
-        dropout_rate=config.dropout,
-        feed_forward_proj=config.feed_forward_proj,
-        tie_word_embeddings=config.tie_word_embeddings,
-        use_cache=False,  # see KeysAndValues
-        pad_token_id=pad_id,
-        decoder_start_token_id=pad_id,
-        eos_token_id=1 if info.eos_id is None else info.eos_id,
-    )
-    return T5(hf_config, keep_keys_and_values=config.use_cache)
+    options: dict[str, Any] = {  # by dict: the library declares only some of what it takes
+        "vocab_size": at_least_as_data("model.vocab_size", config.vocab_size, info.vocab_size),
+        "d_model": config.d_model,
+        "d_kv": config.d_kv,
+        "d_ff": config.d_ff,
+        "num_heads": config.num_heads,
+        "num_layers": config.num_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "dropout_rate": config.dropout,
+        "feed_forward_proj": config.feed_forward_proj,
+        "tie_word_embeddings": config.tie_word_embeddings,  # to the library: scale what the head reads by 1/sqrt(d)
+        "use_cache": False,  # see KeysAndValues
+        "pad_token_id": pad_id,
+        "decoder_start_token_id": pad_id,
+        "eos_token_id": 1 if info.eos_id is None else info.eos_id,
+    }
+    cls = T5 if config.tie_word_embeddings else UntiedT5
+    return cls(HFConfig(**options), keep_keys_and_values=config.use_cache)
 
 
 def unit_classes() -> tuple[type[nn.Module], ...]:

@@ -7,6 +7,8 @@ parameters), so the sizes of ``dhen_paper`` are our own proposal that meets them
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -81,4 +83,4 @@ def forward_flops(config: DHENConfig, info: DataInfo) -> float:
 
 
 def _mlp_flops(widths: list[int]) -> int:
-    return sum(2 * (a + 1) * b for a, b in zip(widths[:-1], widths[1:], strict=True))
+    return sum(2 * (a + 1) * b for a, b in pairwise(widths))

@@ -31,7 +31,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         return state["sum"]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # torch types it twice
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

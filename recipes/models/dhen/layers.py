@@ -6,6 +6,7 @@ B samples, m feature tokens, d width of a token, l tokens that one interaction m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ class TokenMix(nn.Linear):
 class AdvancedDLRM(nn.Module):
     """Dot products of all pairs of tokens, through an MLP: [B, m, d] -> [B, l, d]."""
 
+    pairs: Tensor  # [m (m - 1) / 2] int64: places below the diagonal of a flattened [m, m]
+
     def __init__(self, num_tokens: int, dim: int, hidden: int, tokens_out: int) -> None:
         super().__init__()
         self.tokens_out, self.dim = tokens_out, dim
@@ -34,7 +37,7 @@ class AdvancedDLRM(nn.Module):
         self.hidden = nn.Linear(num_pairs, hidden)
         self.out = nn.Linear(hidden, tokens_out * dim)
         row, column = torch.tril_indices(num_tokens, num_tokens, offset=-1).unbind(0)
-        self.register_buffer("pairs", row * num_tokens + column, persistent=False)  # places below the diagonal
+        self.register_buffer("pairs", row * num_tokens + column, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         products = torch.bmm(x, x.transpose(1, 2)).flatten(1)  # [B, m * m]
@@ -95,6 +98,6 @@ class MLP(nn.Sequential):
 
     def __init__(self, widths: Sequence[int]) -> None:
         layers: list[nn.Module] = []
-        for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
+        for width_in, width_out in pairwise(widths):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers[:-1])

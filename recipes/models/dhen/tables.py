@@ -4,7 +4,7 @@ T tables, B samples of this rank, d embedding width, R_t rows of table t, W rank
 
 | tensor | shape and dtype | where, when |
 |---|---|---|
-| ``weight`` | [slots of this rank, d], the tables' dtype | always; the rows ``Placement`` gives this rank, nothing else |
+| ``weight`` | [slots of this rank, d], the tables' dtype | always; the rows that ``Placement`` gives this rank |
 | ids | [B, T] int64 | the batch: one id per table and sample |
 | rows on the wire | [distinct rows, d], the narrower of the tables' and the output dtype | in forward |
 | output | [B, T, d], dtype of the caller | in forward |
