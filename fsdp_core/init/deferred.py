@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
 from fsdp_core.errors import InitError
-from fsdp_core.init.recorder import DeferredTensor, Recorder, live_recorder, user_attributes
-from fsdp_core.init.recording import Slot
+from fsdp_core.init.fake_tensor import DeferredTensor, user_attributes
+from fsdp_core.init.recorder import live_recorder
+from fsdp_core.init.recording import Recording, Slot
 from fsdp_core.init.replay import replay, view
 from fsdp_core.init.seeding import SeedSource, current_source, rejection_loops_seeded
 
@@ -79,9 +80,7 @@ def is_deferred(target: nn.Module | Tensor) -> bool:
     return any(isinstance(t, DeferredTensor) for t in _registered(target))
 
 
-def materialize(
-    module: M, device: Device = None, *, only: nn.Module | Iterable[Tensor] | None = None
-) -> M:
+def materialize(module: M, device: Device = None, *, only: nn.Module | Iterable[Tensor] | None = None) -> M:
     """Give a deferred module its memory, in place.
 
     Args:
@@ -99,9 +98,8 @@ def materialize(
         wanted = [t for t in _found(module if only is None else only) if isinstance(t, DeferredTensor)]
     else:
         wanted = _checked(only)
-    real: dict[int, Tensor] = {}
-    for deferred, tensor in stream_unit(wanted, device, names=names):
-        real[id(deferred)] = _dressed(deferred, tensor)
+    deferred = {id(t): t for t in wanted}
+    real = {id(t): _dressed(deferred[id(t)], value) for t, value in stream_unit(wanted, device, names=names)}
     if device is not None and only is None:
         for tensor in _registered(module):
             if not isinstance(tensor, DeferredTensor) and tensor.device != torch.device(device):
@@ -130,18 +128,22 @@ def stream_unit(
     Raises:
         InitError: see ``materialize``.
     """
-    by_recorder: dict[Recorder, dict[Slot, dict[int, DeferredTensor]]] = {}
+    by_recording: dict[Recording, dict[Slot, dict[int, DeferredTensor]]] = {}
     for tensor in _checked(tensors):
-        by_recorder.setdefault(tensor.recorder, {}).setdefault(tensor.slot, {})[id(tensor)] = tensor
+        by_recording.setdefault(tensor.recorder.recording, {}).setdefault(tensor.slot, {})[id(tensor)] = tensor
     target = torch.device(device) if device is not None else None
-    for recorder, by_slot in by_recorder.items():
+    for recording, by_slot in by_recording.items():
         labels = {slot: _label(slot, group, names or {}) for slot, group in by_slot.items()}
-        _check_host_draws(recorder, target, labels)
-        alive = {slot: storage for slot, group in by_slot.items() if (storage := _storage_alive(slot, target)) is not None}
-        yield from ((t, r) for slot, storage in alive.items() for t, r in _deliver(by_slot[slot], storage))
-        missing = {slot: label for slot, label in labels.items() if slot not in alive}
-        for slot, storage in replay(recorder.recording, missing, target):
+        _check_host_draws(recording, target, labels)
+        missing = dict(labels)
+        for slot, group in by_slot.items():
+            alive = _storage_alive(slot, target)
+            if alive is not None:
+                del missing[slot]
+                yield from _deliver(group, alive)
+        for slot, storage in replay(recording, missing, target):
             yield from _deliver(by_slot[slot], storage)
+            del storage  # before the next one is made
 
 
 def recording_digest(module: nn.Module) -> int:
@@ -154,7 +156,7 @@ def recording_digest(module: nn.Module) -> int:
     if found:
         recording = found[0].recorder.recording
         order: dict[Slot, int] = {}
-        for index in recording.plan({t.slot for t in found}):
+        for index in recording.plan([t.slot for t in found]):
             node = recording.nodes[index]
             for slot in node.writes:
                 order.setdefault(slot, len(order))
@@ -166,7 +168,7 @@ def recording_digest(module: nn.Module) -> int:
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
-# -- delivery -----------------------------------------------------------------------------------------------------------
+# -- delivery --------------------------------------------------------------------------------------------------------
 
 
 def _checked(tensors: Iterable[Tensor]) -> list[DeferredTensor]:
@@ -201,16 +203,17 @@ def _storage_alive(slot: Slot, target: torch.device | None) -> torch.UntypedStor
     return None
 
 
-def _check_host_draws(recorder: Recorder, target: torch.device | None, labels: dict[Slot, str]) -> None:
+def _check_host_draws(recording: Recording, target: torch.device | None, labels: dict[Slot, str]) -> None:
     """Values drawn while recording came from one device type; another one draws other bits."""
-    for operation, parameter, device_type in recorder.host_draws:
-        if target is not None and target.type not in (device_type, "meta"):
+    builds = {slot.build for slot in labels}
+    for draw in recording.host_draws:
+        if target is not None and draw.build in builds and target.type not in (draw.device_type, "meta"):
             raise InitError(
-                f"The build used random values while it was recorded ({operation}), drawn on {device_type}",
-                parameter=parameter or next(iter(labels.values()), None),
-                expected=f"materialisation on {device_type}",
+                f"The build used random values while it was recorded ({draw.operation}), drawn on {draw.device_type}",
+                parameter=draw.parameter or next(iter(labels.values()), None),
+                expected=f"materialisation on {draw.device_type}",
                 got=str(target),
-                remedy=f"build under torch.device('{target.type}'), or materialise on {device_type} and stream from there",
+                remedy=f"build under torch.device('{target.type}'), or materialise on {draw.device_type}",
             )
 
 
@@ -238,7 +241,7 @@ def _dressed(deferred: DeferredTensor, real: Tensor) -> Tensor:
     return real
 
 
-# -- where tensors sit in modules ---------------------------------------------------------------------------------------
+# -- where tensors sit in modules ------------------------------------------------------------------------------------
 
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
 
@@ -274,7 +277,8 @@ def _inside(value: Any) -> Iterator[Tensor]:
 
 
 def _replace_in(part: nn.Module, real: dict[int, Tensor]) -> None:
-    for table in (part._parameters, part._buffers):
+    tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+    for table in tables:
         for name, tensor in table.items():
             if id(tensor) in real:
                 table[name] = real[id(tensor)]
@@ -304,7 +308,7 @@ def _replaced(value: Any, real: dict[int, Tensor]) -> Any:
     return value
 
 
-# -- names --------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------------------------
 
 
 def _names_of(module: nn.Module) -> dict[int, str]:

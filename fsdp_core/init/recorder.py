@@ -18,18 +18,26 @@ A deferred tensor keeps recording after the build: ``model.to(torch.bfloat16)`` 
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_core.errors import InitError
+from fsdp_core.init.fake_tensor import SET_DATA, DeferredTensor, refusal, set_data, show_geometry
+from fsdp_core.init.operations import (
+    METADATA_OPS,
+    OVERWRITING_OPS,
+    OpTraits,
+    result_device,
+    traits_of,
+    written_tensors,
+)
 from fsdp_core.init.recording import (
     CLONE_LIMIT_BYTES,
     Node,
@@ -53,146 +61,12 @@ from fsdp_core.init.seeding import (
 
 aten = torch.ops.aten
 
-_OVERWRITING_OPS = frozenset(
-    {
-        aten.normal_.default,
-        aten.uniform_.default,
-        aten.zero_.default,
-        aten.fill_.Scalar,
-        aten.fill_.Tensor,
-        aten.copy_.default,
-        aten.exponential_.default,
-        aten.bernoulli_.float,
-    }
-)
-"""In-place operations that set every element of ``self`` without reading it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OpTraits:
-    """What the recorder needs to know about an operation, from its schema."""
-
-    written: tuple[int | str, ...]  # positions, or names of keyword-only arguments
-    has_device: bool
-    returns_only_values: bool  # numbers or booleans: there is nothing to defer
-    makes_only_fresh: bool  # no output aliases an input
-    changes_geometry: bool  # transpose_, resize_, set_: an in-place change of size or stride
-
-
-_traits: dict[Any, _OpTraits] = {}
-
-
-def _traits_of(op: Any) -> _OpTraits:
-    known = _traits.get(op)
-    if known is None:
-        schema = op._schema
-        written = tuple(
-            argument.name if argument.kwarg_only else position
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
-        known = _traits[op] = _OpTraits(
-            written=written,
-            has_device=any(argument.name == "device" for argument in schema.arguments),
-            returns_only_values=bool(schema.returns) and not any("Tensor" in str(r.type) for r in schema.returns),
-            makes_only_fresh=all(r.alias_info is None for r in schema.returns),
-            changes_geometry=torch.Tag.inplace_view in op.tags or op._schema.name in ("aten::set_", "aten::resize_"),
-        )
-    return known
-
-
-class DeferredTensor(Tensor):
-    """A tensor of a recorded build. ``meta`` holds its geometry, ``slot`` its place in the recording."""
-
-    meta: Tensor
-    slot: Slot
-    recorder: Recorder
-    is_delivered: bool
-
-    @staticmethod
-    def __new__(cls, meta: Tensor, slot: Slot, recorder: Recorder) -> DeferredTensor:
-        tensor = Tensor._make_wrapper_subclass(
-            cls,
-            meta.size(),
-            strides=meta.stride(),
-            storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
-            device=slot.device,
-            requires_grad=False,
-        )
-        tensor.meta, tensor.slot, tensor.recorder = meta, slot, recorder
-        tensor.is_delivered = False
-        return tensor
-
-    def __init__(self, *args: Any) -> None:  # torch calls it with whatever ``__new__`` got
-        super().__init__()
-
-    @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert not is_paused(), f"{op} reached a tensor without memory while running for real"
-        recorder = next(t.recorder for t in tensors_in([args, kwargs]) if isinstance(t, DeferredTensor))
-        return recorder.dispatch(op, args, kwargs or {})
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = _FUNCTION_HANDLERS.get(function)
-        with torch._C.DisableTorchFunctionSubclass():
-            return handler(*args, **kwargs or {}) if handler else function(*args, **kwargs or {})
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        kind = "Parameter, " if isinstance(self, torch.nn.Parameter) else ""
-        return f"DeferredTensor({kind}size={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        if id(self) in memo:
-            return memo[id(self)]
-        with torch.no_grad():
-            twin = self.detach().clone().requires_grad_(self.requires_grad)
-        for name, value in user_attributes(self).items():
-            setattr(twin, name, copy.deepcopy(value, memo))
-        memo[id(self)] = twin
-        return twin
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _refusal("pickling", self)
-
-    def ref(self) -> TensorRef:
-        """This tensor's slot and present geometry."""
-        meta = self.meta
-        return TensorRef(
-            self.slot,
-            meta.dtype,
-            tuple(meta.shape),
-            meta.stride(),
-            meta.storage_offset(),
-            meta.is_conj(),
-            meta.is_neg(),
-        )
-
-
-_OWN_ATTRIBUTES = frozenset({"meta", "slot", "recorder", "is_delivered"})
-
-
-def user_attributes(tensor: Tensor) -> dict[str, Any]:
-    """Attributes that somebody put on a deferred tensor (``_is_param``, ``_no_weight_decay``, ...)."""
-    return {name: value for name, value in vars(tensor).items() if name not in _OWN_ATTRIBUTES}
-
-
-def _refusal(action: str, *tensors: Tensor) -> InitError:
-    names = [t.slot.label or repr(t) for t in tensors if isinstance(t, DeferredTensor)]
-    return InitError(
-        f"{action} needs memory that a deferred tensor does not have",
-        parameter=", ".join(names) or None,
-        remedy="do it after materialize(), or build eagerly inside seeded_init(seed)",
-    )
-
 
 class Recorder:
     """Records operations on deferred tensors and makes new ones. One lives as long as any of its tensors."""
 
     def __init__(self) -> None:
         self.recording = Recording()
-        self.host_draws: list[tuple[str, str | None, str]] = []  # operation, parameter, device type it ran on
         self.read_only_arrays: list[str | None] = []  # labels of tensors handed out as arrays
         self._source = SeedSource(0)
         self._num_open = 0
@@ -203,8 +77,9 @@ class Recorder:
         """Record everything that happens in the context; random operations draw from ``source`` also afterwards."""
         self._source = source
         self._num_open += 1
+        self.recording.num_builds += 1
         try:
-            with _RecordingMode(self):
+            with _RecordingMode(self), _RepointingMode():
                 yield
         finally:
             self._num_open -= 1
@@ -212,27 +87,30 @@ class Recorder:
     def source(self) -> SeedSource:
         return current_source() or self._source
 
-    # -- operations -------------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------------
 
     def dispatch(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Carry out one operation: record it, or run it for real where nothing in it is deferred."""
+        if op in METADATA_OPS:
+            with torch._C._DisableTorchDispatch():
+                return op(*args, **kwargs)
         tensors = list(tensors_in([args, kwargs]))
         deferred = [t for t in tensors if isinstance(t, DeferredTensor)]
-        traits = _traits_of(op)
+        traits = traits_of(op)
         seed = draw_seed(self.source(), kwargs.get("generator")) if is_random(op) else None
         with paused():
             if tensors and not deferred and not self._worth_deferring(traits, tensors, kwargs.get("device")):
                 self._freeze_written(traits, args, kwargs)
                 return self._run_real(op, args, kwargs, seed)
             self._check_alive(op, traits, deferred)
-            written = _written(traits, args, kwargs)
+            written = written_tensors(traits, args, kwargs)
             if traits.returns_only_values or any(not isinstance(t, DeferredTensor) for t in written):
                 self._freeze_written(traits, args, kwargs)
                 return self._run_now(op, args, kwargs, seed)
             return self._record(op, traits, args, kwargs, seed)
 
     @staticmethod
-    def _worth_deferring(traits: _OpTraits, tensors: Sequence[Tensor], device: Any) -> bool:
+    def _worth_deferring(traits: OpTraits, tensors: Sequence[Tensor], device: Any) -> bool:
         """Whether an operation among real tensors alone would copy something large."""
         if not traits.makes_only_fresh or traits.written:
             return False
@@ -240,19 +118,19 @@ class Recorder:
             return True  # Module.to_empty of a module built on the meta device
         return sum(t.numel() * t.itemsize for t in tensors if not t.is_meta) > CLONE_LIMIT_BYTES
 
-    def _freeze_written(self, traits: _OpTraits, args: Any, kwargs: Any) -> None:
-        for tensor in _written(traits, args, kwargs):
+    def _freeze_written(self, traits: OpTraits, args: Any, kwargs: Any) -> None:
+        for tensor in written_tensors(traits, args, kwargs):
             for constant in self.recording.constants:
                 if not isinstance(tensor, DeferredTensor) and constant.shares_memory_with(tensor):
                     constant.freeze()
 
-    def _check_alive(self, op: Any, traits: _OpTraits, deferred: Sequence[DeferredTensor]) -> None:
+    def _check_alive(self, op: Any, traits: OpTraits, deferred: Sequence[DeferredTensor]) -> None:
         for tensor in deferred:
             if tensor.is_delivered and (traits.makes_only_fresh or traits.written):
                 raise InitError(
                     f"{op} uses a deferred tensor that was already materialised",
                     parameter=tensor.slot.label,
-                    remedy="use the module's present parameter: something still holds the one from before materialize()",
+                    remedy="use the module's present parameter; this one is from before materialize()",
                 )
         if self._num_open == 0 and torch.is_grad_enabled() and traits.makes_only_fresh:
             for tensor in deferred:
@@ -263,12 +141,12 @@ class Recorder:
                         remedy="call materialize(model) or fully_shard(model) before the first forward",
                     )
 
-    def _record(self, op: Any, traits: _OpTraits, args: Any, kwargs: dict[str, Any], seed: int | None) -> Any:
+    def _record(self, op: Any, traits: OpTraits, args: Any, kwargs: dict[str, Any], seed: int | None) -> Any:
         to_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
         metas: dict[int, DeferredTensor] = {}
-        device = _result_device(args, kwargs)
+        device = result_device(args, kwargs)
         recorded = map_leaves(self._reference, args), map_leaves(self._reference, kwargs)
-        written = [t for t in _written(traits, args, kwargs) if isinstance(t, DeferredTensor)]
+        written = [t for t in written_tensors(traits, args, kwargs) if isinstance(t, DeferredTensor)]
         meta_args = map_leaves(lambda leaf: _meta_of(leaf, metas), args)
         meta_kwargs = map_leaves(lambda leaf: _meta_of(leaf, metas), kwargs)
         if traits.has_device:
@@ -340,7 +218,7 @@ class Recorder:
         writes = tuple(dict.fromkeys([*(t.slot for t in written), *(ref.slot for _, ref in made)]))
         overwrites = made[0][1].slot if len(made) == 1 and not written else None
         reads = tuple(dict.fromkeys(t.slot for t in inputs))
-        if op in _OVERWRITING_OPS and isinstance(args[0], TensorRef) and args[0].covers_slot():
+        if op in OVERWRITING_OPS and isinstance(args[0], TensorRef) and args[0].covers_slot():
             target = args[0].slot
             others = {ref.slot for ref in _refs_in((args[1:], kwargs))}
             if target not in others:
@@ -366,10 +244,10 @@ class Recorder:
             storage = tensor.meta.untyped_storage()
             slot = known.get(storage._cdata)
             if slot is None:
-                raise _refusal(str(op), tensor)
+                raise refusal(str(op), tensor)
             slot.nbytes = max(slot.nbytes, storage.nbytes())
             tensor.slot = slot
-            _show_geometry(tensor, DeferredTensor(tensor.meta, slot, self))
+            show_geometry(tensor, DeferredTensor(tensor.meta, slot, self))
 
     def record_composite(self, function: Callable[..., Any], tensor: Tensor, rest: tuple[Any, ...], seed: int) -> bool:
         """Record a Python function that writes its first argument; False if that has real memory."""
@@ -388,13 +266,13 @@ class Recorder:
         self._append(aten.clone.default, (args, {}), [], [], [(0, adopted.ref())], None)
         return adopted
 
-    # -- values -----------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------------------------
 
     def _run_now(self, op: Any, args: Any, kwargs: dict[str, Any], seed: int | None) -> Any:
         """Run one operation for real, on the exact values of its deferred arguments; the results are real."""
-        lost = [t for t in _written(_traits_of(op), args, kwargs) if isinstance(t, DeferredTensor)]
+        lost = [t for t in written_tensors(traits_of(op), args, kwargs) if isinstance(t, DeferredTensor)]
         if lost:
-            raise _refusal(str(op), *lost)
+            raise refusal(str(op), *lost)
         deferred = [t for t in tensors_in([args, kwargs]) if isinstance(t, DeferredTensor)]
         real = dict(zip(map(id, deferred), self.evaluate(deferred, str(op)), strict=True))
         args = map_leaves(lambda leaf: real.get(id(leaf), leaf), args)
@@ -404,9 +282,9 @@ class Recorder:
     def _run_real(self, op: Any, args: Any, kwargs: dict[str, Any], seed: int | None) -> Any:
         if seed is None:
             return op(*args, **kwargs)
-        device = _result_device(args, kwargs)
+        device = result_device(args, kwargs)
         if device.type != "meta":
-            self.host_draws.append((str(op), None, device.type))
+            self.recording.note_host_draw(str(op), None, device.type)
         return run_seeded(op, args, kwargs, seed)
 
     def evaluate(self, tensors: Sequence[DeferredTensor], reason: str) -> list[Tensor]:
@@ -425,9 +303,10 @@ class Recorder:
             if slot.nbytes <= CLONE_LIMIT_BYTES:
                 self._values[slot] = (len(slot.writers), storage)
         for index in self.recording.plan(wanted):
-            if self.recording.nodes[index].seed is not None:
-                label = ", ".join(wanted.values())
-                self.host_draws.append((reason, label, next(iter(wanted)).device.type))
+            node = self.recording.nodes[index]
+            if node.seed is not None:
+                label = node.writes[0].label or next(iter(wanted.values()))
+                self.recording.note_host_draw(reason, label, node.writes[0].device.type)
                 break
         return [view(tensor.ref(), storages[tensor.slot]) for tensor in tensors]
 
@@ -445,16 +324,13 @@ class _RecordingMode(TorchDispatchMode):
         return self._recorder.dispatch(op, args, kwargs or {})
 
 
-def _written(traits: _OpTraits, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors an operation writes."""
-    found: list[Tensor] = []
-    for key in traits.written:
-        if isinstance(key, str):
-            value = kwargs.get(key)
-        else:
-            value = args[key] if key < len(args) else None
-        found.extend(tensors_in(value))
-    return found
+class _RepointingMode(TorchFunctionMode):
+    """Sees ``real.data = deferred``, which asks no subclass and would leave a tensor without memory behind."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == SET_DATA and isinstance(args[1], DeferredTensor):
+            return set_data(*args)
+        return function(*args, **kwargs or {})
 
 
 def _meta_of(leaf: Any, metas: dict[int, DeferredTensor]) -> Any:
@@ -475,75 +351,6 @@ def _refs_in(value: Any) -> Iterator[TensorRef]:
         for item in value:
             yield from _refs_in(item)
 
-
-def _result_device(args: Any, kwargs: dict[str, Any]) -> torch.device:
-    """Where eager torch would put the result: as asked, else with the inputs (a 0-dim CPU input follows the others)."""
-    if kwargs.get("device") is not None:
-        return torch.device(kwargs["device"])
-    devices = [(t.dim() > 0, t.device) for t in tensors_in([args, kwargs])]
-    for has_dims in (True, False):
-        for dims, device in devices:
-            if dims == has_dims and (device.type != "cpu" or has_dims):
-                return device
-    return torch.device("cpu")
-
-
-def _show_geometry(tensor: Tensor, like: Tensor) -> None:
-    with torch._C.DisableTorchFunctionSubclass():
-        Tensor.data.__set__(tensor, like)  # type: ignore[attr-defined]
-
-
-# -- Python-level calls that never reach the dispatcher -----------------------------------------------------------------
-
-
-def _set_data(tensor: Tensor, value: Tensor) -> None:
-    """``tensor.data = value``: the tensor moves to the other's slot and geometry."""
-    if not isinstance(tensor, DeferredTensor):
-        assert isinstance(value, DeferredTensor)
-        _show_geometry(tensor, value.recorder.evaluate([value], "Tensor.data")[0].clone())
-        return
-    source = value if isinstance(value, DeferredTensor) else tensor.recorder.adopt(value)
-    with paused():
-        meta = aten.alias.default(source.meta)
-    _show_geometry(tensor, DeferredTensor(meta, source.slot, source.recorder))
-    tensor.meta, tensor.slot = meta, source.slot
-
-
-def _to_list(tensor: DeferredTensor) -> Any:
-    return tensor.recorder.evaluate([tensor], "Tensor.tolist")[0].tolist()
-
-
-def _to_array(tensor: DeferredTensor, *args: Any, **kwargs: Any) -> Any:
-    """A read-only array: writes to it would be lost."""
-    real = tensor.recorder.evaluate([tensor], "Tensor.numpy")[0].requires_grad_(tensor.requires_grad)
-    array = real.numpy(*args, **kwargs)
-    array.setflags(write=False)
-    tensor.recorder.read_only_arrays.append(tensor.slot.label)
-    return array
-
-
-def _as_array(tensor: DeferredTensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-    array = _to_array(tensor)
-    return array if dtype is None else array.astype(dtype, copy=False)
-
-
-def _refuse(action: str) -> Callable[..., Any]:
-    def handler(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        raise _refusal(action, tensor)
-
-    return handler
-
-
-_FUNCTION_HANDLERS: dict[Any, Callable[..., Any]] = {
-    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-    Tensor.tolist: _to_list,
-    Tensor.numpy: _to_array,
-    Tensor.__array__: _as_array,
-    **{
-        getattr(Tensor, name): _refuse(f"Tensor.{name}()")
-        for name in ("data_ptr", "untyped_storage", "storage", "_typed_storage", "share_memory_", "__dlpack__")
-    },
-}
 
 _live: weakref.ref[Recorder] | None = None
 

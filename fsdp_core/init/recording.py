@@ -34,6 +34,7 @@ class Slot:
     index: its place in the recording.
     nbytes: size in bytes.
     device: where the build believes it lies.
+    build: which call of deferred_init made it.
     writers: nodes that write it, ascending; the first one made it.
     label: the module attribute it was first registered under, for messages.
     delivered: real tensors that were handed out for it.
@@ -42,6 +43,7 @@ class Slot:
     index: int
     nbytes: int
     device: torch.device
+    build: int
     writers: list[int] = field(default_factory=list)
     label: str | None = None
     delivered: list[weakref.ref[Tensor]] = field(default_factory=list)
@@ -162,18 +164,33 @@ class Node:
         return getattr(self.op, "__name__", str(self.op)) if self.is_composite else str(self.op)
 
 
+@dataclass(frozen=True)
+class HostDraw:
+    """A value that came from random numbers and was used while recording: it binds the build to a device type."""
+
+    build: int
+    operation: str
+    parameter: str | None
+    device_type: str
+
+
 class Recording:
-    """Nodes in program order and the slots they write."""
+    """Nodes in program order and the slots they write; of one build, or of several that may share tensors."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.constants: list[Constant] = []
+        self.host_draws: list[HostDraw] = []
+        self.num_builds = 0
         self._num_slots = 0
 
     def new_slot(self, nbytes: int, device: torch.device) -> Slot:
-        slot = Slot(self._num_slots, nbytes, device)
+        slot = Slot(self._num_slots, nbytes, device, self.num_builds)
         self._num_slots += 1
         return slot
+
+    def note_host_draw(self, operation: str, parameter: str | None, device_type: str) -> None:
+        self.host_draws.append(HostDraw(self.num_builds, operation, parameter, device_type))
 
     def append(self, node: Node) -> None:
         index = len(self.nodes)
@@ -188,7 +205,30 @@ class Recording:
         return constant
 
     def plan(self, wanted: Iterable[Slot]) -> list[int]:
-        """The nodes that must run, ascending, to have the ``wanted`` slots as they stand at the end."""
+        """The nodes that must run to have the ``wanted`` slots as they stand at the end, in an order to run them.
+
+        Not program order: a node runs just before the first that needs it, what it reads before what it changes.
+        So a layer that is scaled by the one before it needs two layers in memory, not all layers since the first.
+        """
+        targets = list(dict.fromkeys(wanted))
+        needed = self._needed(targets)
+        before = self._must_precede(sorted(needed))
+        order: list[int] = []
+        done: set[int] = set()
+        stack = [slot.writers[-1] for slot in reversed(targets) if slot.writers]
+        while stack:
+            index = stack[-1]
+            waiting = [other for other in before[index] if other not in done]
+            if waiting and index not in done:
+                stack.append(waiting[0])
+                continue
+            stack.pop()
+            if index not in done:
+                done.add(index)
+                order.append(index)
+        return order
+
+    def _needed(self, wanted: Sequence[Slot]) -> set[int]:
         needed: set[int] = set()
         pending = [(slot, len(self.nodes)) for slot in wanted]
         while pending:
@@ -203,10 +243,28 @@ class Recording:
             node = self.nodes[index]
             pending.extend((other, index) for other in node.reads)
             pending.extend((other, index) for other in node.writes if other is not node.overwrites)
-        return sorted(needed)
+        return needed
+
+    def _must_precede(self, plan: Sequence[int]) -> dict[int, list[int]]:
+        """For each node of an ascending plan: the nodes that must run before it, reads of other slots first."""
+        last_writer: dict[Slot, int] = {}
+        readers: dict[Slot, list[int]] = {}  # since the last write
+        before: dict[int, list[int]] = {}
+        for index in plan:
+            node = self.nodes[index]
+            writes = set(node.writes)
+            others = [last_writer[slot] for slot in node.reads if slot not in writes and slot in last_writer]
+            own = [last_writer[slot] for slot in node.writes if slot in last_writer]
+            hazards = [reader for slot in node.writes for reader in readers.get(slot, ())]
+            before[index] = list(dict.fromkeys([*others, *hazards, *own]))
+            for slot in node.reads:
+                readers.setdefault(slot, []).append(index)
+            for slot in node.writes:
+                last_writer[slot], readers[slot] = index, []
+        return before
 
     def last_uses(self, plan: Sequence[int]) -> dict[Slot, int]:
-        """For each slot a plan touches, the last node of the plan that does."""
+        """For each slot a plan touches, the node of the plan that does so last."""
         last: dict[Slot, int] = {}
         for index in plan:
             node = self.nodes[index]

@@ -35,16 +35,18 @@ def replay(
     memory = _Memory(device)
     for slot in wanted:
         if slot not in last_uses:  # nothing ever wrote it
-            yield slot, memory.allocate(slot, zeroed=True)
+            memory.allocate(slot, zeroed=True)
+            yield slot, memory.storages.pop(slot)
     for index in plan:
         node = recording.nodes[index]
         with _real_world(node.default_dtype):
             _run(node, memory, wanted)
         for slot in dict.fromkeys((*node.reads, *node.writes)):
             if last_uses[slot] == index:
-                storage = memory.storages.pop(slot)
                 if slot in wanted:
-                    yield slot, storage
+                    yield slot, memory.storages.pop(slot)  # no name for it here: the receiver alone holds it
+                else:
+                    del memory.storages[slot]
 
 
 def view(ref: TensorRef, storage: torch.UntypedStorage) -> Tensor:
@@ -159,5 +161,3 @@ def _real_world(default_dtype: torch.dtype) -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(previous)
-
-
