@@ -24,16 +24,10 @@ from recipes.context import RankContext
 from recipes.schema import RecipeConfig
 
 
-class HasText(Protocol):
-    """What a recipe returns: the last lines that people see."""
-
-    def text(self) -> str: ...
-
-
 class Recipe(Protocol):
     """What a rank runs."""
 
-    def run(self, config: RecipeConfig, context: RankContext) -> HasText: ...
+    def run(self, config: RecipeConfig, context: RankContext) -> object: ...
 
 
 def run_local_rank(arguments: argparse.Namespace, recipe: Recipe = train) -> None:
@@ -63,14 +57,12 @@ def run_rank(
     is_interactive: bool,
     recipe: Recipe = train,
 ) -> None:
-    """Makes the process group, runs the recipe, leaves together with the other ranks; rank 0 prints the summary."""
+    """Makes the process group, runs the recipe (rank 0 prints its summary), leaves together with the other ranks."""
     ranks = meeting.ranks
     _prepare(config, ranks, device)
     meeting.make_process_group(device, config.cluster.collective_timeout_s)
-    summary = recipe.run(config, rank_context(ranks, device, hostnames, run_dir, is_interactive))
+    recipe.run(config, rank_context(ranks, device, hostnames, run_dir, is_interactive))
     meeting.leave_together()
-    if ranks.rank == 0:
-        print(summary.text(), flush=True)
 
 
 def rank_context(

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from launcher.failure import Failure
 
 STATUS_FD_VARIABLE = "FSDP_LAUNCHER_STATUS_FD"
-# A pipe holds 64 KiB unread: a longer record would block the failing rank. Tracebacks keep their end.
-_TRACEBACK_CHARACTERS = 16_000
-_WHAT_CHARACTERS = 2_000
+# A pipe holds 64 KiB unread, and a longer record would block the failing rank; JSON writes a character in at most six
+# bytes. Tracebacks keep their end.
+_TRACEBACK_CHARACTERS = 8_000
+_WHAT_CHARACTERS = 1_000
 _READ_BYTES = 65_536
 
 

@@ -24,20 +24,22 @@ from launcher.failure import Failure
 from launcher.status_pipe import StatusWriter
 
 
-def main() -> NoReturn:
+def main(run: Callable[[argparse.Namespace], None] | None = None) -> NoReturn:
+    """run: what this rank does with its arguments; by default a rank of the training recipe."""
     parent_death.die_with_launcher()
     status = StatusWriter.from_environment()
     rank_signals.install()
     faulthandler.enable()
     arguments = _parser().parse_args()
-
-    # By name and inside the guard: this module imports torch.
-    exit_code = guarded(
-        int(os.environ["RANK"]), lambda: import_module("launcher.rank_run").run_local_rank(arguments), status.failed
-    )
+    exit_code = guarded(int(os.environ["RANK"]), lambda: (run or _run_recipe)(arguments), status.failed)
     if exit_code == EXIT_OK:
         status.done()
     leave(exit_code)
+
+
+def _run_recipe(arguments: argparse.Namespace) -> None:
+    # By name and now: this module imports torch.
+    import_module("launcher.rank_run").run_local_rank(arguments)
 
 
 def guarded(rank: int, work: Callable[[], None], report: Callable[[Failure], None]) -> int:

@@ -171,9 +171,7 @@ def test_a_rank_that_ignores_the_stop_signal_is_killed_after_the_grace_period(ru
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_the_launcher_ends_everything(
-    run: Runner, tmp_path: Path, signum: signal.Signals
-) -> None:
+def test_a_signal_to_the_launcher_ends_everything(run: Runner, tmp_path: Path, signum: signal.Signals) -> None:
     ready = f"open({str(tmp_path)!r} + f'/ready_{{rank}}', 'w'); {SLEEP}"
     send_when_ready(tmp_path, 2, [signum])
     outcome = run(ready, ready)
