@@ -1,4 +1,4 @@
-"""What the launcher decides before it starts anything: environments of ranks, devices, the run folder, its artefacts."""
+"""What the launcher decides before it starts anything: environments of ranks, devices, run folder, artefacts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ def with_argument(text: str) -> list[int]:
     """Ids of living processes that have ``text`` in their command line (zombies are not living)."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
-        if process.info["status"] != psutil.STATUS_ZOMBIE and any(text in word for word in process.info["cmdline"] or []):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(
+            text in word for word in process.info["cmdline"] or []
+        ):
             found.append(process.info["pid"])
     return found
 
