@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.ranks import Pools
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
 # Variables that describe a rank: a test that leaves one behind turns the next test into a rank.
@@ -71,3 +75,13 @@ def nothing_left_behind() -> Iterator[None]:
     assert not left, f"the test left environment variables behind: {left}"
     for number, handler in handlers.items():
         assert signal.getsignal(number) is handler, f"the test left a handler of {signal.Signals(number).name} behind"
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Pools]:
+    """Warm ranks, shared by every test of the session: ``ranks(2).run(function, *args)``."""
+    from tests.support.ranks import Pools  # loads torch, which tests of the launcher alone do not want
+
+    pools = Pools()
+    yield pools
+    pools.close()
