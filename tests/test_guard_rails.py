@@ -56,9 +56,19 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def running_nodes(path: Path) -> Iterator[ast.AST]:
+    """All nodes of a module but those under ``if TYPE_CHECKING``."""
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        yield node
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        left.extend(node.orelse if is_for_types else ast.iter_child_nodes(node))
+
+
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """(top-level package, line) of every import, wherever it stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """(top-level package, line) of every import, wherever it stands, but for those that only types need."""
+    for node in running_nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name.partition(".")[0], node.lineno
@@ -123,10 +133,10 @@ def test_there_is_no_ring_of_imports() -> None:
 
 
 def _module_imports(path: Path) -> tuple[str, list[str]]:
-    """(dotted name, modules of ours that it imports, wherever), a package standing for its ``__init__``."""
+    """(dotted name, modules of ours that it imports, wherever it does), a package standing for its ``__init__``."""
     dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     targets = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in running_nodes(path):
         if isinstance(node, ast.Import):
             candidates = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
