@@ -62,8 +62,10 @@ def running_nodes(path: Path) -> Iterator[ast.AST]:
     while left:
         node = left.pop()
         yield node
-        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        left.extend(node.orelse if is_for_types else ast.iter_child_nodes(node))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            left.extend(node.orelse)
+        else:
+            left.extend(ast.iter_child_nodes(node))
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
