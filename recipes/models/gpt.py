@@ -120,6 +120,10 @@ def forward_flops(config: GPTConfig, info: DataInfo) -> float:
     """L (24 S D^2 + 4 S^2 D) + 2 S D V: matrix products only, the causal half of attention not subtracted."""
     seq_len = info.seq_len or config.max_seq_len
     vocab_size = at_least_as_data("model.vocab_size", config.vocab_size, info.vocab_size)
-    hidden = config.hidden_size
-    block = 24 * seq_len * hidden**2 + 4 * seq_len**2 * hidden
-    return float(config.num_layers * block + 2 * seq_len * hidden * vocab_size)
+    return unit_forward_flops(config, info) + 2.0 * seq_len * config.hidden_size * vocab_size
+
+
+def unit_forward_flops(config: GPTConfig, info: DataInfo) -> float:
+    """The blocks' part of it: what activation checkpointing runs again."""
+    seq_len, hidden = info.seq_len or config.max_seq_len, config.hidden_size
+    return float(config.num_layers * (24 * seq_len * hidden**2 + 4 * seq_len**2 * hidden))

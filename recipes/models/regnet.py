@@ -53,15 +53,20 @@ def unit_classes() -> tuple[type[nn.Module], ...]:
 def forward_flops(config: RegNetConfig, info: DataInfo) -> float:
     """Convolutions and the classifier: 2 k^2 C_in/groups C_out per output pixel."""
     num_classes = at_least_as_data("model.num_classes", config.num_classes, info.num_classes)
+    stem = _conv(3, config.embedding_size, 3, 1, _halved(info.image_size or config.image_size))
+    return unit_forward_flops(config, info) + stem + 2 * config.hidden_sizes[-1] * num_classes
+
+
+def unit_forward_flops(config: RegNetConfig, info: DataInfo) -> float:
+    """The layers' part of it: what activation checkpointing runs again."""
     side = _halved(info.image_size or config.image_size)
-    flops = _conv(3, config.embedding_size, 3, 1, side)
-    channels_in = config.embedding_size
+    flops, channels_in = 0, config.embedding_size
     for depth, channels in zip(config.depths, config.hidden_sizes, strict=True):
         flops += _layer(config, channels_in, channels, side, _halved(side))
         side = _halved(side)
         flops += (depth - 1) * _layer(config, channels, channels, side, side)
         channels_in = channels
-    return float(flops + 2 * channels_in * num_classes)
+    return float(flops)
 
 
 def _layer(config: RegNetConfig, channels_in: int, channels: int, side_in: int, side_out: int) -> int:

@@ -120,14 +120,22 @@ def forward_flops(config: T5Config, info: DataInfo) -> float:
 
     L_e (2 S (4 d inner + 2 d ff) + 4 S^2 inner) + L_d (2 S (8 d inner + 2 d ff) + 8 S^2 inner) + 2 S d V.
     """
-    source = info.seq_len or DEFAULT_LEN
-    target = info.target_len or info.seq_len or DEFAULT_LEN
     vocab_size = at_least_as_data("model.vocab_size", config.vocab_size, info.vocab_size)
+    return unit_forward_flops(config, info) + 2.0 * _lengths(info)[1] * config.d_model * vocab_size
+
+
+def unit_forward_flops(config: T5Config, info: DataInfo) -> float:
+    """The blocks' part of it: what activation checkpointing runs again."""
+    source, target = _lengths(info)
     d, inner = config.d_model, config.num_heads * config.d_kv
     feed_forward = (3 if config.feed_forward_proj.startswith("gated") else 2) * d * config.d_ff
     encoder = 2 * source * (4 * d * inner + feed_forward) + 4 * source**2 * inner
     self_attention = 2 * target * 4 * d * inner + 4 * target**2 * inner
     cross_attention = 2 * (target + source) * 2 * d * inner + 4 * target * source * inner  # k, v read the encoder
     decoder = self_attention + cross_attention + 2 * target * feed_forward
-    head = 2 * target * d * vocab_size
-    return float(config.num_layers * encoder + config.num_decoder_layers * decoder + head)
+    return float(config.num_layers * encoder + config.num_decoder_layers * decoder)
+
+
+def _lengths(info: DataInfo) -> tuple[int, int]:
+    """(S, T)."""
+    return info.seq_len or DEFAULT_LEN, info.target_len or info.seq_len or DEFAULT_LEN

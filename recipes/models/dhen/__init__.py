@@ -31,6 +31,7 @@ __all__ = [
     "forward_flops",
     "ignored_modules",
     "unit_classes",
+    "unit_forward_flops",
 ]
 
 
@@ -73,6 +74,12 @@ def forward_flops(config: DHENConfig, info: DataInfo) -> float:
     flops = 2 * num_features * m * d + _mlp_flops([m * d, *config.top_mlp, 1])
     if num_dense:
         flops += _mlp_flops([num_dense, *config.bottom_mlp, d])
+    return unit_forward_flops(config, info) + flops
+
+
+def unit_forward_flops(config: DHENConfig, info: DataInfo) -> float:
+    """The layers' part of it: what activation checkpointing runs again."""
+    m, d, flops = config.num_tokens, config.embedding_dim, 0
     for kind, tokens_out in zip(config.modules, shares(m, len(config.modules)), strict=True):
         if kind == "advanced_dlrm":
             layer = 2 * m * m * d + _mlp_flops([m * (m - 1) // 2, config.dlrm_hidden, tokens_out * d])

@@ -8,7 +8,19 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.recipes.models.tiny import DEEPVIT, DHEN, GPT, REGNET, T5, Tiny
+from recipes.registry import MODELS
+from tests.recipes.models.tiny import ALL, DEEPVIT, DHEN, GPT, REGNET, T5, Tiny
+
+
+def units_counted(tiny: Tiny) -> int:
+    """The part of one sample's forward that happens inside units."""
+    model = tiny.build().train()
+    names = {name for name, module in model.named_modules() if module in tiny.unit_modules(model)}
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        tiny.loss(model, tiny.batch(1))
+    per_module = counter.get_flop_counts()
+    root = type(model).__name__
+    return sum(sum(per_module.get(f"{root}.{name}", {}).values()) for name in names)
 
 
 def counted(tiny: Tiny) -> int:
@@ -48,3 +60,14 @@ def test_deepvit_leaves_out_patches_and_classifier() -> None:
 def test_dhen_counts_a_bias_like_a_weight(modules: list[str]) -> None:
     tiny = DHEN.with_config(modules=modules)
     assert tiny.flops() == counted(tiny) + 2 * biases(tiny.build())
+
+
+@pytest.mark.parametrize("tiny", ALL, ids=lambda tiny: tiny.kind)
+def test_what_checkpointing_runs_again(tiny: Tiny) -> None:
+    entry = MODELS[tiny.kind]
+    if entry.offers("unit_forward_flops"):
+        again = entry.load("unit_forward_flops")(tiny.config, tiny.info)
+    else:
+        again = tiny.flops()  # of DeepViT, which counts its units alone
+    extra = sum(2 * biases(unit) for unit in tiny.unit_modules(tiny.build())) if tiny is DHEN else 0
+    assert again == units_counted(tiny) + extra
