@@ -14,12 +14,10 @@ class Layer:
 
     where: the file's path, or a plugin's.
     tree: its keys, nested as they land in the whole config.
-    in_package: whether the file ships with the launcher (the user cannot be at fault for it).
     """
 
     where: str
     tree: dict[str, Any]
-    in_package: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,10 @@ class Sources:
 
     def is_typed(self, key: str) -> bool:
         return self.override(key) is not None
+
+    def is_in_file(self, key: str) -> bool:
+        """Whether a composed file sets the key."""
+        return self._layer(key) is not None
 
     def _layer(self, key: str) -> Layer | None:
         if self._layers is None:

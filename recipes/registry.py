@@ -69,6 +69,12 @@ class Registry(Generic[C]):
     def plugin_entries(self) -> list[Entry]:
         return [entry for entry in self._entries.values() if entry.module is None]
 
+    def discard(self, name: str) -> None:
+        """Forget a plugin's entry, if it is there; built-in kinds stay."""
+        entry = self._entries.get(name)
+        if entry is not None and entry.module is None:
+            del self._entries[name]
+
     def add(self, entry: Entry) -> None:
         """Raises ValueError if the name is taken."""
         if entry.name in self._entries:

@@ -6,6 +6,7 @@ multiple of F. Sizes that only the data knows (a tokenizer's vocabulary, rows of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,7 +244,7 @@ def _known(name: str, from_model: int | None, from_data: int | None) -> int:
 
 
 def _mlp(widths: list[int]) -> int:
-    return sum((a + 1) * b for a, b in zip(widths[:-1], widths[1:], strict=True))
+    return sum((a + 1) * b for a, b in itertools.pairwise(widths))
 
 
 def _num_folders(path: str) -> int | None:

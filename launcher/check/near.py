@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def near(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     """Candidates that look like ``word``, the likeliest first; case and ``-``/``_`` do not count."""
     known = list(candidates)
-    plain = {}
+    plain: dict[str, str] = {}
     for candidate in known:
         plain.setdefault(_plain(candidate), candidate)
     wanted = _plain(word)
@@ -25,7 +25,7 @@ def near_keys(key: str, known: Iterable[str], limit: int = 3) -> list[str]:
     beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == group}
     misspelt = [beside[match] for match in near(last, beside, limit)]
     elsewhere = [other for other in keys if other.rpartition(".")[2] == last]
-    whole = [match for match in difflib.get_close_matches(key, keys, n=limit, cutoff=0.75)]
+    whole = difflib.get_close_matches(key, keys, n=limit, cutoff=0.75)
     return list(dict.fromkeys(misspelt + elsewhere + whole))[:limit]
 
 

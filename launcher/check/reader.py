@@ -44,7 +44,7 @@ def read_tree(tree: dict[str, Any], sources: Sources, failed: set[str]) -> Readi
 
 
 def schema_of(tree: dict[str, Any]) -> dict[str, type]:
-    """The dataclass of each polymorphic group, as the tree's ``kind`` says; groups without a known kind are left out."""
+    """The dataclass of each group that has kinds, as the tree's ``kind`` says; left out where that is unknown."""
     schema = {}
     for group, registry in KINDS.items():
         node = tree.get(group)
@@ -302,7 +302,7 @@ def as_yaml(value: Any) -> str:
 
 def _unchecked(cls: type, values: dict[str, Any]) -> Any:
     """An instance without ``__init__``: some values are stand-ins that a plugin's own checks must not see."""
-    instance = object.__new__(cls)
+    instance: Any = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(instance, name, value)
     return instance

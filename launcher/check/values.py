@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import typing
@@ -185,11 +186,14 @@ def _read_list(annotation: Any, value: Any, limits: Limits) -> list[Any]:
     return [read(annotation, element, limits) for element in value]
 
 
+def _typed_below(typed: Typed, name: str, below: str) -> str | None:
+    return typed(f"{name}.{below}" if below else name)
+
+
 def _read_dict(annotation: Any, value: Any, limits: Limits, typed: Typed) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadValue()
     elements = {}
     for key, element in value.items():
-        text = typed(str(key))
-        elements[str(key)] = read(annotation, element, limits, lambda _, text=text: text)
+        elements[str(key)] = read(annotation, element, limits, functools.partial(_typed_below, typed, str(key)))
     return elements

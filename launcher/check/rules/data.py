@@ -132,8 +132,8 @@ def spans(config: Config, about: About) -> Iterator[Problem]:
     elif round(masked / corruption.mean_span_length) > kept:
         yield about.problem(
             "data.span_corruption.noise_density",
-            f"{masked} masked tokens in spans of {corruption.mean_span_length:g} need as many kept tokens between them, "
-            f"and only {kept} are kept",
+            f"{masked} masked tokens in spans of {corruption.mean_span_length:g} need as many kept ones between "
+            f"them, and only {kept} are kept",
             got=corruption.noise_density,
             expected="few enough masked tokens, or longer spans",
             remedy="data.span_corruption.noise_density=0.15",

@@ -1,4 +1,4 @@
-"""Options that the schema already names and this version does not have: refused, never ignored."""
+"""Options that are refused: those that this version does not have yet, and code named by a stored config."""
 
 from __future__ import annotations
 
@@ -56,3 +56,15 @@ def sweeps(config: Config, about: About) -> Iterator[Problem]:
         value = getattr(config.sweep, name)
         if value != getattr(default, name):
             yield _not_yet(about, f"sweep.{name}", value, f"leave sweep.{name} out")
+
+
+@RULES.reading("plugins")
+def plugins(config: Config, about: About) -> Iterator[Problem]:
+    """Reading a config must not run code that somebody else put there."""
+    if config.plugins and not about.sources.is_typed("plugins"):
+        yield about.problem(
+            "plugins",
+            "plugins are named on the command line only, never in a config file",
+            got=config.plugins,
+            remedy=f"plugins='[{','.join(config.plugins)}]' on the command line",
+        )

@@ -67,7 +67,7 @@ def joining(config: Config, about: About) -> Iterator[Problem]:
 
 @RULES.reading("cluster")
 def joined_world(config: Config, about: About) -> Iterator[Problem]:
-    """Who started the ranks decides how many there are; a different number on the command line is a misunderstanding."""
+    """Who started the ranks decides how many there are; another number on the command line is a misunderstanding."""
     if about.joined is None:
         return
     for key, there in (
@@ -95,7 +95,7 @@ def factor(config: Config, about: About) -> Iterator[Problem]:
         between = [divisor for divisor in _divisors(world) if 1 < divisor < world]
         yield about.problem(
             "sharding.factor",
-            "hybrid sharding on a single host needs F by name: by default F is the ranks of one host, which is all of W",
+            "hybrid sharding on a single host needs F by name: its default, the ranks of one host, is all of W",
             got="null",
             expected=f"a divisor of {_world_in_words(config)} between 1 and W: {', '.join(map(str, between))}"
             if between

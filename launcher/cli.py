@@ -1,0 +1,148 @@
+"""``fsdp-launch``: arguments in, exit code out. Composes, checks everything, and only then starts anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.checked import check, checked
+from launcher.command_line import CommandLine, parse
+from launcher.compose import Composed, Composer
+from launcher.errors import EXIT_OK, EXIT_USAGE, ConfigErrors, Problem
+from launcher.facts import summary
+from launcher.help import help_text, version_text
+from launcher.launch import launch
+from launcher.multirun import check_jobs
+from launcher.request import LaunchRequest
+from launcher.resolved import to_tree, to_yaml
+from launcher.schema import Config
+
+ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
+REFUSED = {
+    "config_path": Problem(
+        "--config-path would replace the built-in presets",
+        source="--config-path",
+        remedy="--config-dir FOLDER adds presets of yours; --config-name NAME chooses a primary config among them",
+    ),
+    "experimental_rerun": Problem(
+        "--experimental-rerun reads a Hydra job, and Hydra runs no job here",
+        source="--experimental-rerun",
+        remedy="the run folder's command.txt holds the command",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program. ``argv``: arguments without the program's name; None: those of the process."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except ConfigErrors as errors:
+        _tell(errors)
+        return EXIT_USAGE
+    except BrokenPipeError:  # whoever reads `fsdp-launch --help | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _run(arguments: list[str]) -> int:
+    line = parse(arguments)
+    if "help" in line.flags:
+        config_dir = Path(line.flags.get("config_dir", ""))
+        print(help_text(line.words, config_dir if "config_dir" in line.flags and config_dir.is_dir() else None))
+        return EXIT_OK
+    if "version" in line.flags:
+        print(version_text())
+        return EXIT_OK
+    _refuse_flags(line)
+    composer = Composer(line)
+    if _answered_by_hydra(line, composer):
+        return EXIT_OK
+    if "multirun" in line.flags:
+        return check_jobs(composer)
+    composed = composer.compose(composer.words.overrides)
+    if "cfg" in line.flags:
+        return _show_config(line, composed)
+    config = checked(composed)
+    if config.action == "check":
+        print(summary(config, composed.choices), "ok", sep="\n")
+        return EXIT_OK
+    return launch(config, _request(arguments, composed, config))
+
+
+def _refuse_flags(line: CommandLine) -> None:
+    problems = [REFUSED[flag] for flag in line.flags if flag in REFUSED]
+    commands = [flag for flag in line.flags if flag in ONE_OF]
+    if len(commands) > 1:
+        named = " and ".join("--" + flag.replace("_", "-") for flag in commands)
+        problems.append(Problem(f"{named} do not go together", expected="one of them"))
+    for flag in ("resolve", "package"):
+        if flag in line.flags and "cfg" not in line.flags:
+            problems.append(Problem(f"--{flag} says how --cfg prints", remedy=f"--cfg job --{flag}"))
+    if problems:
+        raise ConfigErrors([*line.problems, *problems])
+
+
+def _answered_by_hydra(line: CommandLine, composer: Composer) -> bool:
+    """Questions about Hydra itself go to Hydra, once everything typed is readable."""
+    if not {"hydra_help", "info", "shell_completion"} & line.flags.keys():
+        return False
+    if "shell_completion" in line.flags:
+        composer.loader.complete_shell(line.words)
+        return True
+    composed = composer.compose(composer.words.overrides)
+    if composed.problems:
+        raise ConfigErrors(list(composed.problems))
+    if "info" in line.flags:
+        composer.loader.show_info(line.flags["info"], composed.lines)
+    else:
+        composer.loader.show_hydra_help(composed.lines)
+    return True
+
+
+def _show_config(line: CommandLine, composed: Composed) -> int:
+    """``--cfg``: the config as YAML on standard output; what is wrong with it on standard error."""
+    config, problems = check(composed)
+    tree: Any = composed.as_composed
+    if "resolve" in line.flags:
+        tree = composed.tree if problems else to_tree(config)
+    if line.flags["cfg"] == "hydra":
+        tree = {"hydra": composed.hydra}
+    elif line.flags["cfg"] == "all":
+        tree = {"hydra": composed.hydra, **tree}
+    part = line.flags.get("package", "_global_")
+    if part != "_global_":
+        tree = _part(tree, part)
+    text = tree if isinstance(tree, str) else yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+    print((f"# @package {part}\n" if part != "_global_" else "") + text.removesuffix("...\n"), end="")
+    if problems:
+        raise ConfigErrors(problems)
+    return EXIT_OK
+
+
+def _part(tree: Any, part: str) -> Any:
+    for name in part.split("."):
+        if not isinstance(tree, dict) or name not in tree:
+            raise ConfigErrors([Problem(f"there is no part '{part}' in the config", source="--package")])
+        tree = tree[name]
+    return tree
+
+
+def _request(arguments: list[str], composed: Composed, config: Config) -> LaunchRequest:
+    return LaunchRequest(
+        config_yaml=to_yaml(config),
+        overrides=composed.overrides,
+        command=("fsdp-launch", *arguments),
+        choices=composed.choices,
+    )
+
+
+def _tell(errors: ConfigErrors) -> None:
+    """Once per host: of ranks that torchrun started, the first of each host speaks."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"{errors}\n\nNothing was started. fsdp-launch --help lists groups and keys.", file=sys.stderr)

@@ -1,0 +1,139 @@
+"""Hydra behind one small class: search path, groups, composing, and which file gave what.
+
+Everything of Hydra that is not its public interface is named here and nowhere else. Hydra only composes: it starts
+no job of ours, changes no folder, configures no logging and writes no file.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.resources
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import version
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from launcher.sources import Layer, shown
+
+PACKAGE = "configs"
+PRIMARY = "config"
+VERSION_BASE = "1.3"
+
+
+class CachedRepository(ConfigRepository):
+    """Reads each YAML file once per process: a sweep composes hundreds of configs from the same few files."""
+
+    _read: dict[str, ConfigResult | None]
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        self._read = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CachedRepository:
+        """Hydra copies the repository for each composition, as hydra.searchpath may change the copy's sources.
+
+        What was read is shared until then.
+        """
+        return copy.copy(self)
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self._read:
+            self._read[config_path] = super().load_config(config_path)
+        found = self._read[config_path]
+        if found is None:
+            return None
+        fresh = copy.copy(found)
+        fresh.config = copy.deepcopy(found.config)  # composing merges into and flags what it is given
+        return fresh
+
+
+class HydraLoader:
+    """One search path: the built-in presets, then a folder of the user's, then what plugins registered."""
+
+    def __init__(self, config_dir: Path | None, config_name: str = PRIMARY) -> None:
+        """``config_dir`` exists. The caller has stored plugin presets in Hydra's ConfigStore already."""
+        version.setbase(VERSION_BASE)
+        GlobalHydra.instance().clear()
+        search_path = create_config_search_path(f"pkg://{PACKAGE}")
+        if config_dir is not None:
+            search_path.prepend("command-line", f"file://{config_dir}", SearchPathQuery(provider="schema"))
+        self.hydra = Hydra.create_main_hydra2("fsdp-launch", search_path)
+        GlobalHydra.instance().clear()  # nobody else is to find our instance
+        self._loader = cast(Any, self.hydra.config_loader)
+        self._loader.repository = CachedRepository(search_path)
+        self.config_name = config_name
+
+    def groups(self) -> dict[str, list[str]]:
+        """Preset names of every group of ours and the user's."""
+        names = [name for name in self._loader.list_groups("") if name != "hydra"]
+        return {name: self._loader.get_group_options(name, ObjectType.CONFIG) for name in names}
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether the package itself has such a preset (``model/gpt_tiny``) or primary config (``config``)."""
+        return preset_path(name).is_file()
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The composed config, Hydra's own node included. Raises what Hydra raises."""
+        return self._loader.load_configuration(self.config_name, list(overrides), run_mode=RunMode.RUN)
+
+    def layers(self, overrides: Sequence[str]) -> list[Layer]:
+        """The files of that composition in the order in which they were merged."""
+        found = self._loader.compute_defaults_list(self.config_name, list(overrides), RunMode.RUN)
+        layers = []
+        for default in found.defaults:
+            result = self._loader.repository.load_config(default.config_path)
+            if result is None or result.provider == "hydra" or default.config_path.startswith("hydra"):
+                continue
+            tree: Any = OmegaConf.to_container(result.config, resolve=False)
+            for part in reversed((default.package or "").split(".")):
+                tree = {part: tree} if part and part != "_global_" else tree
+            layers.append(Layer(_where(result, default.config_path), tree))
+        return layers
+
+    def show_info(self, what: str, overrides: Sequence[str]) -> None:
+        self.hydra.show_info(what, config_name=self.config_name, overrides=list(overrides))
+
+    def show_hydra_help(self, overrides: Sequence[str]) -> None:
+        parser = get_args_parser()
+        self.hydra.hydra_help(self.config_name, args_parser=parser, args=parser.parse_args(list(overrides)))
+
+    def complete_shell(self, overrides: Sequence[str]) -> None:
+        self.hydra.shell_completion(config_name=self.config_name, overrides=list(overrides))
+
+
+def store_presets(presets: Sequence[tuple[str, str, dict[str, Any], str]]) -> None:
+    """Offer (group, name, tree, file) as presets, beside the files of the search path."""
+    store = ConfigStore.instance()
+    for group, name, tree, file in presets:
+        store.store(group=group, name=name, node=tree, provider=f"plugin {file}")
+
+
+def resolve_hydra_of(config: DictConfig) -> None:
+    """Make ``${hydra:...}`` interpolations of this config work."""
+    HydraConfig.instance().set_config(config)
+
+
+def preset_path(name: str) -> Path:
+    """File of a built-in preset, as in ``preset_path("model/gpt_tiny")``."""
+    return Path(str(importlib.resources.files(PACKAGE).joinpath(f"{name}.yaml")))
+
+
+def _where(result: ConfigResult, name: str) -> str:
+    if result.path.startswith("pkg://"):
+        return shown(preset_path(name))
+    if result.path.startswith("file://"):
+        path = Path(result.path.removeprefix("file://"), name)
+        return shown(path if path.suffix else path.with_suffix(".yaml"))
+    return result.provider
