@@ -2,6 +2,7 @@
 
 from fsdp_core.api import (
     FullyShardedDataParallel,
+    ShardedGradScaler,
     clip_grad_norm_,
     describe,
     flat_parameters,
@@ -15,7 +16,6 @@ from fsdp_core.api import (
     set_gradient_divide_factor,
     state_dict,
 )
-from fsdp_core.numerics.grad_scaler import ShardedGradScaler
 from fsdp_core.policy import MixedPrecision, RateLimit
 
 __all__ = [

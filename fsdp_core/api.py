@@ -1,15 +1,30 @@
-"""The public functions. Skeleton of the signatures; the bodies follow within the first milestone."""
+"""The public functions. ``fully_shard`` annotates a module in place; the wrapper is a thin shell around it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fsdp_core.policy import MixedPrecision, RateLimit
+from fsdp_core.describe import ModelReport, describe_model
+from fsdp_core.errors import StateError, WrapError
+from fsdp_core.handle.shard_gradient import FlatParameter, FlatSegment
+from fsdp_core.numerics.grad_norm import clip_grad_norm
+from fsdp_core.numerics.grad_scaler import AgreeingGradScaler
+from fsdp_core.policy import GatherBuffers, MixedPrecision, RateLimit, WireChoice
+from fsdp_core.runtime.build import build
+from fsdp_core.runtime.find import contexts_in
+from fsdp_core.runtime.hooks import unit_of
+from fsdp_core.runtime.names import unwrapped
+from fsdp_core.runtime.options import ShardingOptions
+from fsdp_core.state.full_parameters import full_parameters_of
+from fsdp_core.state.model_state import load_model_state, model_state_dict
+from fsdp_core.state.optim_state import load_optimizer_state, optimizer_state_dict
+from fsdp_core.wrapper import ShardedWrapper
 
 
 def fully_shard(
@@ -24,31 +39,194 @@ def fully_shard(
     backward_prefetch: bool = True,
     forward_prefetch: bool = False,
     rate_limit: RateLimit = RateLimit(max_inflight=2),
-    gather_buffers: str = "pooled",
+    gather_buffers: GatherBuffers = "pooled",
     ignored_modules: Iterable[nn.Module] = (),
     sync_module_states: bool = False,
     cpu_offload: bool = False,
-    wire: str = "auto",
+    wire: WireChoice = "auto",
     device: torch.device | str | None = None,
+    ranks_per_host: int | None = None,
 ) -> nn.Module:
-    """Shard ``module`` in place and return it."""
-    raise NotImplementedError
+    """Shard ``module`` in place over the ranks of a group, and return it.
+
+    Every rank of the group calls this with an equal model. Parameters keep their names and their identity: an
+    optimizer built before works as one built after. Also callable module by module, children before parents.
+
+    Args:
+        units: what becomes a unit below the root: classes or class names, modules, tuples of modules that form one
+            unit, a predicate ``(fqn, module)``, a number of elements, or a ``UnitPolicy``. ``None``: one unit.
+        sharding_factor: F, a divisor of the number of ranks W. 1 replicates, W (``None``) shards over all ranks.
+        process_group: the ranks to use; default: all. mesh: a DeviceMesh with one axis (shard) or two (replicate,
+            shard), instead of ``process_group``.
+        reshard_after_forward: free gathered parameters between forward and backward (RAF), or keep them (NRAF).
+        mixed_precision: dtypes of compute, reduction and buffers.
+        backward_prefetch: gather the next unit of backward ahead of this unit's reduction.
+        forward_prefetch: gather the next unit of forward early; for models that run in the same order each time.
+        rate_limit: how many gathers may be in flight.
+        gather_buffers: ``pooled`` (few buffers, reused) or ``allocator`` (a fresh allocation per gather).
+        ignored_modules: left alone, with all their parameters.
+        sync_module_states: start from the first rank's values; otherwise different values raise.
+        cpu_offload: keep shards, gradients and optimizer state in host memory.
+        wire: how collectives travel. device: where units compute; default: the current CUDA device, else CPU.
+        ranks_per_host: consecutive ranks that share a host, for counting bytes within and across hosts.
+
+    Raises:
+        WrapError: the model cannot be sharded as asked. MismatchError: the ranks hold different models.
+    """
+    if not isinstance(module, nn.Module):
+        raise WrapError("Only modules can be sharded.", expected="an nn.Module", got=type(module).__name__)
+    options = ShardingOptions(
+        units=units,
+        sharding_factor=sharding_factor,
+        process_group=process_group,
+        mesh=mesh,
+        reshard_after_forward=reshard_after_forward,
+        mixed_precision=mixed_precision,
+        backward_prefetch=backward_prefetch,
+        forward_prefetch=forward_prefetch,
+        rate_limit=rate_limit,
+        gather_buffers=gather_buffers,
+        ignored_modules=tuple(ignored_modules or ()),
+        sync_module_states=sync_module_states,
+        cpu_offload=cpu_offload,
+        wire=wire,
+        device=None if device is None else torch.device(device),
+        ranks_per_host=ranks_per_host,
+    )
+    build(unwrapped(module), options)
+    return module
 
 
-class FullyShardedDataParallel(nn.Module):
-    """Wrapper front end over ``fully_shard``."""
+class FullyShardedDataParallel(ShardedWrapper):
+    """The wrapper front end: ``FullyShardedDataParallel(module, ...)`` shards ``module`` and stands in its place.
+
+    Takes the arguments of ``fully_shard`` and, for moving over, torch's names of the same things:
+    ``auto_wrap_policy`` (``units``), ``limit_all_gathers`` (``rate_limit``), ``device_id`` (``device``) and
+    ``device_mesh`` (``mesh``). A sharding strategy is given as the two numbers it stands for, F and
+    ``reshard_after_forward``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: Any = None,
+        *,
+        auto_wrap_policy: Any = None,
+        limit_all_gathers: bool | None = None,
+        device_id: int | torch.device | None = None,
+        device_mesh: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(module)
+        if "sharding_strategy" in options:
+            raise WrapError(
+                "There is no sharding strategy here, but two numbers.",
+                expected="sharding_factor and reshard_after_forward",
+                got=options["sharding_strategy"],
+                remedy="FULL_SHARD: F = W, True. SHARD_GRAD_OP: F = W, False. NO_SHARD: F = 1. "
+                "HYBRID_SHARD: F = ranks per host, True. _HYBRID_SHARD_ZERO2: F = ranks per host, False",
+            )
+        if auto_wrap_policy is not None:
+            options["units"] = _adapt_policy(auto_wrap_policy)
+        if limit_all_gathers is not None:
+            options.setdefault("rate_limit", RateLimit() if limit_all_gathers else RateLimit(kind="unlimited"))
+        if device_id is not None:
+            options["device"] = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
+        if device_mesh is not None:
+            options["mesh"] = device_mesh
+        options["backward_prefetch"] = bool(options.get("backward_prefetch", True))
+        fully_shard(self, process_group=process_group, **options)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        return clip_grad_norm_(self, max_norm, norm_type)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with no_sync(self):
+            yield
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        return state_dict(self)
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        return load_state_dict(self, state, strict)
+
+
+def _adapt_policy(policy: Any) -> Any:
+    """torch's policies: classes in a set, objects with ``module_classes`` or a lambda, or functions with ``recurse``."""
+    wrapped = policy.func if isinstance(policy, functools.partial) else policy
+    name = getattr(wrapped, "__name__", type(wrapped).__name__)
+    if name == "size_based_auto_wrap_policy":
+        return int(policy.keywords.get("min_num_params", 1e8)) if isinstance(policy, functools.partial) else int(1e8)
+    if name == "transformer_auto_wrap_policy":
+        return tuple(policy.keywords["transformer_layer_cls"])
+    if name == "always_wrap_policy":
+        return lambda fqn, module: any(True for _ in module.parameters()) and _is_callable_module(module)
+    if name == "ModuleWrapPolicy":
+        return tuple(policy._module_classes)
+    if name == "lambda_auto_wrap_policy":
+        return lambda fqn, module: bool(policy.keywords["lambda_fn"](module))
+    if isinstance(policy, (set, frozenset)):
+        return tuple(policy)
+    return policy
+
+
+def _is_callable_module(module: nn.Module) -> bool:
+    return type(module).forward.__name__ != "_forward_unimplemented"
+
+
+class ShardedGradScaler(AgreeingGradScaler):
+    """``torch.amp.GradScaler`` whose decision to skip a step is the same on all ranks of ``model``'s group.
+
+    Args:
+        model: the sharded model. device: the type of the device that gradients live on. Others: as torch's.
+    """
+
+    def __init__(self, model: nn.Module, device: str = "cpu", **settings: Any) -> None:
+        wires = [context.root.groups.world for context in contexts_in(model)]
+        super().__init__(list(dict.fromkeys(wires)), device, **settings)
 
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    raise NotImplementedError
-    yield
+    """Backward passes in this block send nothing; their sum is sent by the first backward after it."""
+    contexts = contexts_in(model)
+    before = [context.sync_gradients for context in contexts]
+    for context in contexts:
+        context.sync_gradients = False
+    try:
+        yield
+    finally:
+        for context, was in zip(contexts, before, strict=True):
+            context.sync_gradients = was
+
+
+def set_gradient_divide_factor(model: nn.Module, factor: float | None) -> None:
+    """Divide summed gradients by ``factor`` instead of the number of ranks (``None``: the number of ranks again).
+
+    With 1, gradients are sums over ranks: divide the loss by the global number of tokens yourself, and ranks with
+    different numbers of tokens are weighted right.
+    """
+    if factor is not None and not factor > 0:
+        raise StateError("The gradient divide factor must be positive.", got=factor)
+    for context in contexts_in(model):
+        context.divide_factor = factor if factor is None else float(factor)
 
 
 def clip_grad_norm_(
     model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    raise NotImplementedError
+    """Scale gradients so that the norm of the whole gradient is at most ``max_norm``.
+
+    Returns: that norm before clipping, 0-dim, equal on all ranks. Every rank has to call this.
+
+    Raises:
+        NumericsError: on all ranks, before any gradient is touched, if the norm is not finite and
+            ``error_if_nonfinite`` is set.
+    """
+    contexts = contexts_in(model)
+    handles = [handle for context in contexts for _, handle in context.each_handle()]
+    return clip_grad_norm(handles, model, max_norm, norm_type, error_if_nonfinite)
 
 
 @contextmanager
@@ -59,41 +237,115 @@ def full_parameters(
     rank0_only: bool = False,
     offload_to_cpu: bool = False,
 ) -> Iterator[None]:
-    raise NotImplementedError
-    yield
+    """Inside the block the model has ordinary, whole parameters in full precision (and gradients, if asked for).
 
-
-def set_gradient_divide_factor(model: nn.Module, factor: float) -> None:
-    raise NotImplementedError
+    Args:
+        writeback: keep what was written to them. rank0_only: only the first rank sees them (without writeback).
+        offload_to_cpu: put them in host memory.
+    """
+    with full_parameters_of(
+        contexts_in(model),
+        writeback=writeback,
+        with_grads=with_grads,
+        rank0_only=rank0_only,
+        offload_to_cpu=offload_to_cpu,
+    ):
+        yield
 
 
 def register_forward_method(module: nn.Module, method_name: str) -> None:
-    raise NotImplementedError
+    """Treat ``module.method_name(...)`` like a forward: the unit is gathered before and freed after it.
+
+    Raises:
+        StateError: the module is not a unit, or has no such method.
+    """
+    unit = unit_of(unwrapped(module))
+    target = unwrapped(module)
+    method = getattr(target, method_name, None)
+    if unit is None or not callable(method):
+        raise StateError(
+            "Only methods of a unit's module can become forward methods.",
+            expected=f"a unit with a method {method_name!r}",
+            got=type(target).__name__,
+            remedy="make the module a unit, or register the method of the unit that contains it",
+        )
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        changed = unit.pre_forward(target, args, kwargs)
+        if changed is not None:
+            args, kwargs = changed
+        output = None
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            replaced = unit.post_forward(target, args, kwargs, output)
+        return output if replaced is None else replaced
+
+    target.__dict__[method_name] = run
 
 
-def flat_parameters(model: nn.Module) -> list[nn.Parameter]:
-    raise NotImplementedError
+def flat_parameters(model: nn.Module) -> list[FlatParameter]:
+    """One plain 1-D parameter per flat parameter that trains: the fast face for optimizers.
+
+    Each one's ``data`` is this rank's shard itself and its ``grad`` the reduced gradient; ``segments`` says which
+    elements are which original parameter. From the first call on, gradients appear here and no longer in
+    ``model.parameters()``. Frozen flat parameters are left out.
+    """
+    found = []
+    for context in contexts_in(model):
+        for unit, handle in context.each_handle():
+            if not any(parameter.requires_grad for parameter in handle.params):
+                continue
+            if handle.flat_parameter is None:
+                flat = FlatParameter(handle.sharded)
+                flat.unit_name = unit.name
+                flat.segments = tuple(
+                    FlatSegment(segment, parameter.spec.span)
+                    for segment, parameter in zip(handle.layout.segments, handle.params, strict=True)
+                )
+                handle.gradient.move_to(flat)
+                handle.flat_parameter = flat
+            found.append(handle.flat_parameter)
+    return found
 
 
-def describe(model: nn.Module) -> Any:
-    raise NotImplementedError
+def describe(model: nn.Module) -> ModelReport:
+    """What was really built: rank tables, wires, units, dtypes, bytes."""
+    return describe_model(model)
 
 
 def state_dict(
-    model: nn.Module, kind: str = "full", *, rank0_only: bool = False, offload_to_cpu: bool = False
+    model: nn.Module,
+    kind: Literal["full", "sharded", "local"] = "full",
+    *,
+    rank0_only: bool = False,
+    offload_to_cpu: bool = False,
 ) -> dict[str, Any]:
-    raise NotImplementedError
+    """The model's state in original names and shapes.
+
+    kind: ``full`` gathers whole tensors, unit by unit (every rank calls; ``rank0_only``: the others get ``{}``);
+    ``sharded`` gives this rank's parts as sharded tensors, without communication; ``local`` the raw flat shards.
+    """
+    return model_state_dict(model, kind, rank0_only=rank0_only, offload_to_cpu=offload_to_cpu)
 
 
 def load_state_dict(model: nn.Module, state: dict[str, Any], strict: bool = True) -> Any:
-    raise NotImplementedError
+    """Load any kind of state dict; returns, and raises, what ``nn.Module.load_state_dict`` does."""
+    return load_model_state(model, state, strict)
 
 
 def optim_state_dict(
-    model: nn.Module, optimizer: torch.optim.Optimizer, kind: str = "full", *, rank0_only: bool = False
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    kind: Literal["full", "sharded"] = "full",
+    *,
+    rank0_only: bool = False,
 ) -> dict[str, Any]:
-    raise NotImplementedError
+    """The optimizer's state by original parameter name and in original shapes, whichever face it steps on."""
+    return optimizer_state_dict(model, optimizer, kind, rank0_only)
 
 
 def load_optim_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    raise NotImplementedError
+    """Load what ``optim_state_dict`` gave, from any number of ranks, F and units."""
+    load_optimizer_state(model, optimizer, state)

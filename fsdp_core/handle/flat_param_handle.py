@@ -1,0 +1,303 @@
+"""The tensors of one flat parameter and their life.
+
+| tensor | shape | dtype | owner, memory | alive |
+|---|---|---|---|---|
+| ``sharded`` | [shard_numel] | the parameters' own | this handle, SHARD memory of the wire | as long as the model |
+| ``full`` | [padded_numel] | compute dtype | buffer pool, FULL | unshard to reshard |
+| gradient source | [padded_numel] | reduce dtype | buffer pool, GRAD_FULL | node backward to end of reduce-scatter |
+| reduced shard | [shard_numel] | reduce dtype | buffer pool, GRAD_SHARD, or the gradient itself | reduce-scatter to accumulate |
+| ``gradient`` | [shard_numel] | the parameters' own | ``ShardGradient`` | first reduction to zero_grad |
+| ``unsynced`` | [padded_numel] | reduce dtype | buffer pool, GRAD_FULL | first to last micro-batch without communication |
+
+``sharded`` and ``full`` are two tensors with two names; neither is ever pointed at the other's memory, except that
+F = 1 without conversion reads ``sharded`` itself (``Wire.full_view``). The parameters of the modules are
+``ShardedTensor`` views of ``sharded`` and keep their identity for life.
+
+Streams: ``full`` is filled on the gather stream and read on the compute stream, which waits for the gather's event;
+reshard hands the buffer back with an event of the compute stream. Gradient sources are written on the compute
+stream and read on the reduce stream.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_core.comm.memory import Buffer, BufferPool
+from fsdp_core.comm.streams import HAPPENED, Event, Streams
+from fsdp_core.comm.wire import BufferRole, DoneWork, Label, Wire, Work
+from fsdp_core.errors import StateError
+from fsdp_core.handle.shard_gradient import FlatParameter, ShardGradient
+from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, WriteCount, flat_in_memory_order
+from fsdp_core.layout.flat_layout import FlatLayout, Segment
+
+_NO_WORK = DoneWork()
+
+
+class HandleState(enum.Enum):
+    SHARDED = "sharded"
+    GATHERING = "gathering"
+    FULL = "full"
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a module keeps a parameter: ``module._parameters[name]``."""
+
+    module: nn.Module
+    name: str
+    fqn: str
+
+
+@dataclass(frozen=True)
+class HandleDtypes:
+    """param: master copy; compute: gathered; reduce: gradient reduction and unsynchronised sums."""
+
+    param: torch.dtype
+    compute: torch.dtype
+    reduce: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """What the handles of one root share."""
+
+    pool: BufferPool
+    streams: Streams
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Resources:
+        copied = memo[id(self)] = Resources(BufferPool(self.streams, self.pool.is_pooled), self.streams)
+        return copied
+
+
+class FlatParamHandle:
+    """One flat parameter of a unit. A unit has one per (dtype, trainable at wrap time, compute dtype)."""
+
+    def __init__(
+        self,
+        *,
+        unit_name: str,
+        layout: FlatLayout,
+        places: Sequence[tuple[Place, ...]],
+        dtypes: HandleDtypes,
+        wire: Wire,
+        resources: Resources,
+        shard_device: torch.device,
+    ) -> None:
+        self.unit_name = unit_name
+        self.layout = layout
+        self.places = tuple(places)  # per segment: everywhere the parameter is reachable (tied weights: several)
+        self.dtypes = dtypes
+        self.wire = wire
+        self.resources = resources
+        self.is_offloaded = shard_device != wire.device
+        self.state = HandleState.SHARDED
+        self.sharded = self._allocate_sharded(shard_device)
+        self.writes = WriteCount()
+        self.params: tuple[ShardedTensor, ...] = ()
+        self.flat_parameter: FlatParameter | None = None
+        self.unsynced: Buffer | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What follows from the rest, for a new handle and for a copy."""
+        self.views_key = _views_key(self.layout)
+        self.gradient = ShardGradient(self)
+        self.full_buffer: Buffer | None = None
+        self._work: Work = _NO_WORK
+        self._gathered: Event = HAPPENED
+        view = None if self.is_offloaded or self.dtypes.compute != self.dtypes.param else self.wire.full_view(self.sharded)
+        self.fixed_full: Buffer | None = None if view is None else Buffer(view)
+
+    def _allocate_sharded(self, device: torch.device) -> Tensor:
+        if not self.is_offloaded:
+            sharded = self.wire.empty(self.layout.shard_numel, self.dtypes.param, BufferRole.SHARD)
+        else:
+            sharded = torch.empty(
+                self.layout.shard_numel, dtype=self.dtypes.param, device=device, pin_memory=torch.cuda.is_available()
+            )
+        return sharded.zero_()  # padding must never hold garbage that a norm or a checkpoint could see
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    def make_parameters(self, requires_grad: Sequence[bool]) -> tuple[ShardedTensor, ...]:
+        """The sharded parameters, one per segment."""
+        made = []
+        for segment, needs_grad in zip(self.layout.segments, requires_grad, strict=True):
+            span = self.layout.local_span(segment, self.wire.group_rank)
+            spec = ShardSpec(segment.fqn, torch.Size(segment.shape), segment.stride, span, self.wire)
+            local = self.sharded[span.shard_start : span.shard_end]
+            parameter = ShardedTensor(local, spec, requires_grad=needs_grad, count=self.writes)
+            parameter._is_param = True
+            parameter.owner = self
+            made.append(parameter)
+        self.params = tuple(made)
+        return self.params
+
+    def write_original(self, index: int, value: Tensor) -> None:
+        """Take this rank's part of a whole original parameter (any device, any float dtype)."""
+        segment = self.layout.segments[index]
+        span = self.layout.local_span(segment, self.wire.group_rank)
+        if span.numel == 0:
+            return
+        with torch.no_grad():
+            spec = ShardSpec(segment.fqn, torch.Size(segment.shape), segment.stride, span, self.wire)
+            flat = flat_in_memory_order(value.detach(), spec)
+            self.sharded[span.shard_start : span.shard_end].copy_(flat[span.start : span.end])
+        self.writes.writes += 1
+
+    def write_epoch(self) -> int:
+        """Grows with every write to the parameters that can be seen (fused optimizers on the flat parameter cannot)."""
+        return self.sharded._version + self.writes.writes
+
+    # -- unshard, wait, reshard -----------------------------------------------------------------------------------------
+
+    def _move(self, state: HandleState, allowed: tuple[HandleState, ...]) -> None:
+        if self.state not in allowed:
+            raise StateError(
+                f"A unit cannot become {state.value} now.",
+                unit=self.unit_name,
+                expected=" or ".join(one.value for one in allowed),
+                got=self.state.value,
+            )
+        self.state = state
+
+    @property
+    def full_nbytes(self) -> int:
+        return self.layout.padded_numel * self.dtypes.compute.itemsize
+
+    def issue_unshard(self, label: Label) -> None:
+        """Take memory and start the gather on the gather stream."""
+        self._move(HandleState.GATHERING, (HandleState.SHARDED,))
+        streams = self.resources.streams
+        if self.fixed_full is not None:
+            self.full_buffer = self.fixed_full
+            self._work = self.wire.all_gather(self.fixed_full.memory, self.sharded, label)
+            return
+        with streams.on_gather():
+            buffer = self.resources.pool.acquire(
+                self.wire, self.layout.padded_numel, self.dtypes.compute, BufferRole.FULL
+            )
+            self.full_buffer = buffer
+            source = self.sharded
+            if self.is_offloaded:  # host to device into this rank's own place, then gather in place
+                start, end = self.layout.shard_span(self.wire.group_rank)
+                source = buffer.tensor[start:end].copy_(self.sharded, non_blocking=True)
+            self._work = self.wire.all_gather(buffer.tensor, source, label)
+            self._gathered = streams.record()
+
+    def wait_unshard(self) -> None:
+        """Order the caller's stream behind the gather."""
+        self._move(HandleState.FULL, (HandleState.GATHERING,))
+        work, self._work = self._work, _NO_WORK
+        work.wait()
+        self.resources.streams.wait(self._gathered)
+        if not self.resources.streams.is_inline and self.fixed_full is None and self.full_buffer is not None:
+            self.resources.streams.keep_for_current(self.full_buffer.memory)
+
+    def reshard(self) -> None:
+        """Give ``full`` back; the caller's stream holds its last use."""
+        if self.state is HandleState.GATHERING:
+            self.wait_unshard()
+        self._move(HandleState.SHARDED, (HandleState.FULL,))
+        buffer, self.full_buffer = self.full_buffer, None
+        if buffer is not None and buffer is not self.fixed_full:
+            self.resources.pool.release(self.wire, buffer, BufferRole.FULL)
+
+    def full_views(self) -> list[Tensor]:
+        """One view of ``full`` per segment, in original shape and stride. Made once per buffer."""
+        buffer = self.full_buffer
+        if buffer is None:
+            raise StateError("The parameters of a unit are not gathered.", unit=self.unit_name, got=self.state.value)
+        return buffer.cached(("full", self.views_key), self._make_views)
+
+    def _make_views(self, memory: Tensor) -> list[Tensor]:
+        with torch.inference_mode(False), torch.no_grad():
+            base = memory.storage_offset()
+            return [memory.as_strided(s.shape, s.stride, base + s.start) for s in self.layout.segments]
+
+    def write_back(self, index: int, full: Tensor) -> None:
+        """A module wrote into a gathered parameter in place: keep this rank's part."""
+        segment = self.layout.segments[index]
+        span = self.layout.local_span(segment, self.wire.group_rank)
+        if span.numel:
+            flat = full.detach().as_strided((segment.numel,), (1,))
+            self.sharded[span.shard_start : span.shard_end].copy_(flat[span.start : span.end])
+        self.writes.writes += 1
+
+    # -- gradients ------------------------------------------------------------------------------------------------------
+
+    def acquire_gradient_source(self) -> Buffer:
+        return self.resources.pool.acquire(self.wire, self.layout.padded_numel, self.dtypes.reduce, BufferRole.GRAD_FULL)
+
+    def release_gradient_source(self, buffer: Buffer) -> None:
+        self.resources.pool.release(self.wire, buffer, BufferRole.GRAD_FULL)
+
+    def fill_gradients(self, buffer: Buffer, grads: dict[int, Tensor], *, add: bool) -> None:
+        """Copy (or add) unsharded gradients, by segment index, into a gradient source; absent ones are zeros."""
+        views = buffer.cached(("full", self.views_key), self._make_views)
+        present = list(grads)
+        targets = [views[index] for index in present]
+        sources = [grads[index] for index in present]
+        if add:
+            _add_all(targets, sources)
+            return
+        if len(present) < len(views):
+            for index, view in enumerate(views):
+                if index not in grads:
+                    view.zero_()
+        if self.layout.padding_numel:
+            buffer.tensor[self.layout.numel :].zero_()
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def segment_range(self, index: int) -> tuple[int, int]:
+        segment: Segment = self.layout.segments[index]
+        return segment.start, segment.end
+
+    # -- copies ---------------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatParamHandle:
+        if id(self) in memo:
+            return memo[id(self)]
+        copied = object.__new__(FlatParamHandle)
+        memo[id(self)] = copied
+        copied.unit_name, copied.layout, copied.dtypes = self.unit_name, self.layout, self.dtypes
+        copied.wire, copied.is_offloaded = self.wire, self.is_offloaded
+        copied.state, copied.unsynced, copied.flat_parameter = HandleState.SHARDED, None, None
+        copied.writes = WriteCount()
+        copied.sharded = self._allocate_sharded(self.sharded.device)
+        copied.sharded.copy_(self.sharded)
+        copied.make_parameters([parameter.requires_grad for parameter in self.params])
+        for old, new in zip(self.params, copied.params, strict=True):
+            memo[id(old)] = new
+        copied.resources = deepcopy(self.resources, memo)
+        copied.places = deepcopy(self.places, memo)
+        copied._prepare()
+        copied.gradient.copy_from(self.gradient)
+        return copied
+
+
+def _add_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if not targets:
+        return
+    if all(source.dtype == target.dtype for source, target in zip(sources, targets, strict=True)):
+        torch._foreach_add_(targets, sources)
+    else:
+        for target, source in zip(targets, sources, strict=True):
+            target.add_(source)
+
+
+_keys: dict[tuple[Any, ...], int] = {}
+
+
+def _views_key(layout: FlatLayout) -> int:
+    """The same small number for layouts that cut a buffer alike: units of equal blocks share a buffer's views."""
+    facts = tuple((segment.shape, segment.stride, segment.start) for segment in layout.segments)
+    return _keys.setdefault(facts, len(_keys))

@@ -1,0 +1,321 @@
+"""The reduced gradient of one flat parameter, as the optimizer sees it.
+
+Two faces over one memory ``flat`` [shard_numel]: a ``ShardedTensor`` per original parameter (``param.grad``), or,
+once ``flat_parameters(model)`` has been asked for, one plain 1-D tensor (``flat_parameter.grad``). The memory and
+the faces are kept over ``zero_grad`` and used again, unless somebody still holds one of them.
+
+While micro-batches run without communication their sum is kept elsewhere (unsharded); the gradient that is visible
+meanwhile is its *marker*: clear it, with ``zero_grad`` in either form, and the sum goes with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_core.comm.memory import Buffer
+from fsdp_core.errors import StateError
+from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.layout.flat_layout import LocalSpan, Segment
+
+if TYPE_CHECKING:
+    from fsdp_core.handle.flat_param_handle import FlatParamHandle
+
+
+@dataclass(frozen=True)
+class FlatSegment:
+    """One original parameter inside a ``FlatParameter``."""
+
+    segment: Segment  # name, shape and place in the whole flat parameter
+    span: LocalSpan  # what this rank holds
+
+
+class FlatParameter(nn.Parameter):
+    """One unit's shard as a plain 1-D parameter: ``data`` is the shard's storage, ``grad`` the reduced gradient.
+
+    ``segments`` says which elements belong to which original parameter (for weight-decay groups and the like).
+    """
+
+    segments: tuple[FlatSegment, ...]
+    unit_name: str
+
+    def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
+        raise StateError(
+            "Hooks belong on the original parameters, not on a flat parameter.",
+            unit=self.unit_name,
+            remedy="register the hook on the parameters of model.named_parameters()",
+        )
+
+    register_post_accumulate_grad_hook = register_hook
+
+
+class ShardGradient:
+    """See the module's docstring."""
+
+    def __init__(self, handle: FlatParamHandle) -> None:
+        self._handle = handle
+        self._memory: Buffer | None = None
+        self.flat: Tensor | None = None  # valid while some gradient is set
+        self._parts: list[ShardedTensor | None] = []
+        self._marked: set[int] = set()
+        self._markers: dict[int, tuple[ShardedTensor, int]] = {}
+        self._flat_marker: tuple[Tensor, int] | None = None
+        self._is_target = False  # a reduction that is on its way writes into ``flat``
+        self._is_staged = False  # ``flat`` holds a gradient that becomes visible at the end of backward
+
+    # -- where a reduction may write --------------------------------------------------------------------------------------
+
+    def claim_target(self, dtype: torch.dtype) -> Tensor | None:
+        """``flat`` itself, if the next reduced shard will simply become the gradient; else ``None``."""
+        handle = self._handle
+        if self._is_target or self._is_staged or handle.is_offloaded or dtype != handle.dtypes.param or not self._is_unset():
+            return None
+        self._is_target = True
+        return self._fresh_flat()
+
+    def drop_target(self) -> None:
+        self._is_target = self._is_staged = False
+
+    def run_tensor_hooks(self, shard: Tensor | None, active: Sequence[int]) -> None:
+        """Give each parameter's hooks its part of the new gradient (``None``: what is staged); they may replace it."""
+        for index in active:
+            parameter = self._handle.params[index]
+            hooks = parameter.__dict__.get("grad_hooks")
+            if not hooks:
+                continue
+            span = parameter.spec.span
+            part = (
+                self._part(index)
+                if shard is None
+                else ShardedTensor(shard[span.shard_start : span.shard_end].to(self._handle.dtypes.param), parameter.spec)
+            )
+            for hook in list(hooks.values()):
+                with torch.no_grad():
+                    changed = hook(part)
+                    if changed is not None:
+                        part.local.copy_(changed.local)
+            if shard is not None:
+                shard[span.shard_start : span.shard_end].copy_(part.local)
+
+    def run_post_accumulate_hooks(self, active: Sequence[int]) -> None:
+        for index in active:
+            parameter = self._handle.params[index]
+            for hook in list((parameter.__dict__.get("post_accumulate_hooks") or {}).values()):
+                with torch.no_grad():
+                    hook(parameter)
+
+    def _is_unset(self) -> bool:
+        flat = self._handle.flat_parameter
+        if flat is not None:
+            return flat.grad is None
+        return all(parameter.grad is None for parameter in self._handle.params)
+
+    def _fresh_flat(self) -> Tensor:
+        """Memory that nobody else sees: the previous step's if it is free, else new."""
+        handle = self._handle
+        if self._memory is None or self._is_held():
+            with torch.inference_mode(False):
+                memory = torch.empty(
+                    handle.layout.shard_numel,
+                    dtype=handle.dtypes.param,
+                    device=handle.sharded.device,
+                    pin_memory=handle.is_offloaded and torch.cuda.is_available(),
+                )
+            self._memory = Buffer(memory)
+            self._parts = [None] * len(handle.params)
+        self.flat = self._memory.memory
+        return self.flat
+
+    def _is_held(self) -> bool:
+        """Did a user keep last step's gradient (itself, or a view)?"""
+        assert self._memory is not None
+        if sys.getrefcount(self._memory.memory) > 4:  # buffer twice (memory, tensor), ``flat``, the argument
+            return True
+        for part in self._parts:
+            if part is not None and (sys.getrefcount(part) > 3 or sys.getrefcount(part.local) > 3):
+                return True
+        return self._memory.is_used_elsewhere()
+
+    def _part(self, index: int) -> ShardedTensor:
+        """The face of parameter ``index`` over ``flat``."""
+        part = self._parts[index]
+        if part is None:
+            assert self._memory is not None
+            parameter = self._handle.params[index]
+            span = parameter.spec.span
+            local = self._memory.cached(index, lambda memory: memory[span.shard_start : span.shard_end])
+            part = self._parts[index] = ShardedTensor(local, parameter.spec)
+        return part
+
+    def stage(self, shard: Tensor) -> bool:
+        """Put the first gradient of a step in place without showing it yet; false if there is one to add to."""
+        if not self._is_unset():
+            return False
+        if self._is_staged:  # a second reduction of the same backward
+            assert self.flat is not None
+            self.flat.add_(shard)
+        else:
+            self._become(shard)
+            self._is_staged = True
+        return True
+
+    def _is_own(self, shard: Tensor) -> bool:
+        return self.flat is not None and shard.data_ptr() == self.flat.data_ptr()
+
+    def commit(self, active: Sequence[int]) -> None:
+        """Show what was staged."""
+        self._is_target = self._is_staged = False
+        flat = self._handle.flat_parameter
+        if flat is not None:
+            flat.grad = self.flat
+            return
+        for index in active:
+            self._handle.params[index].grad = self._part(index)
+
+    # -- accumulate -------------------------------------------------------------------------------------------------------
+
+    def accumulate(self, shard: Tensor, active: Sequence[int]) -> None:
+        """Add a reduced, already averaged shard to the gradients of the parameters ``active``."""
+        with torch.no_grad():
+            if self._handle.flat_parameter is not None:
+                self._accumulate_flat(self._handle.flat_parameter, shard)
+            else:
+                self._accumulate_named(shard, active)
+        self._is_target = False
+
+    def _accumulate_flat(self, parameter: FlatParameter, shard: Tensor) -> None:
+        if parameter.grad is None:
+            parameter.grad = self._become(shard)
+        else:
+            parameter.grad.add_(shard)
+
+    def _become(self, shard: Tensor) -> Tensor:
+        if self._is_own(shard):
+            assert self.flat is not None
+            return self.flat  # the reduction wrote here
+        flat = self._fresh_flat()
+        return flat.copy_(shard, non_blocking=self._handle.is_offloaded)
+
+    def _accumulate_named(self, shard: Tensor, active: Sequence[int]) -> None:
+        params = self._handle.params
+        grads = [params[index].grad for index in active]
+        if all(grad is None for grad in grads) and self._is_unset():
+            self._become(shard)
+            for index in active:
+                params[index].grad = self._part(index)
+            return
+        if len(active) == len(params) and all(grad is self._parts[i] for grad, i in zip(grads, active, strict=True)):
+            assert self.flat is not None
+            self.flat.add_(shard)
+            return
+        for index, grad in zip(active, grads, strict=True):
+            self._accumulate_one(index, grad, shard)
+
+    def _accumulate_one(self, index: int, grad: Tensor | None, shard: Tensor) -> None:
+        parameter = self._handle.params[index]
+        span = parameter.spec.span
+        piece = shard[span.shard_start : span.shard_end]
+        if grad is None:
+            if self._memory is None:
+                self._fresh_flat()
+            part = self._part(index)
+            if sys.getrefcount(part) > 3:  # kept by the user: give this parameter a face of its own
+                part = ShardedTensor(torch.empty_like(part.local), parameter.spec)
+            part.local.copy_(piece)
+            parameter.grad = part
+        elif isinstance(grad, ShardedTensor):
+            grad.local.add_(piece)
+        else:
+            raise StateError(
+                "The gradient of a sharded parameter was replaced by a plain tensor.",
+                unit=self._handle.unit_name,
+                parameter=parameter.spec.fqn,
+                remedy="change param.grad in place, or set it to None",
+            )
+
+    # -- markers of unsynchronised sums -----------------------------------------------------------------------------------
+
+    def mark(self, active: Sequence[int]) -> None:
+        """Make sure every active parameter shows a gradient, and remember it as the marker of the sum."""
+        handle = self._handle
+        self._marked.update(active)
+        with torch.no_grad():
+            if handle.flat_parameter is not None:
+                if handle.flat_parameter.grad is None:
+                    handle.flat_parameter.grad = self._fresh_flat().zero_()
+                grad = handle.flat_parameter.grad
+                self._flat_marker = (grad, grad._version)
+                return
+            missing = [index for index in active if handle.params[index].grad is None]
+            if missing and self._is_unset():
+                self._fresh_flat().zero_()
+            for index in missing:
+                if self._memory is None:
+                    self._fresh_flat()
+                part = self._part(index)
+                part.local.zero_()
+                handle.params[index].grad = part
+            for index in active:
+                grad = handle.params[index].grad
+                assert isinstance(grad, ShardedTensor)
+                self._markers[index] = (grad, grad.count.zeroed)
+
+    @property
+    def marked(self) -> list[int]:
+        """Indices whose unsynchronised sum is being kept."""
+        return sorted(self._marked)
+
+    def cleared_since_mark(self, index: int) -> bool:
+        """Has the user cleared the gradient of this parameter since its sum was started?"""
+        flat = self._handle.flat_parameter
+        if flat is not None:
+            if self._flat_marker is None:
+                return False
+            marker, version = self._flat_marker
+            return flat.grad is not marker or marker._version != version
+        if index not in self._markers:
+            return False
+        part, zeroed = self._markers[index]
+        return self._handle.params[index].grad is not part or part.count.zeroed != zeroed
+
+    def drop_markers(self) -> None:
+        self._markers.clear()
+        self._marked.clear()
+        self._flat_marker = None
+
+    # -- whole-shard access for norms and state -----------------------------------------------------------------------------
+
+    def local_grads(self) -> list[Tensor]:
+        """The local parts of all gradients that are set; their concatenation is this rank's gradient."""
+        flat = self._handle.flat_parameter
+        if flat is not None:
+            return [] if flat.grad is None else [flat.grad]
+        grads = [parameter.grad for parameter in self._handle.params]
+        if self.flat is not None and all(g is not None and g is p for g, p in zip(grads, self._parts, strict=False)):
+            return [self.flat]
+        return [grad.local for grad in grads if isinstance(grad, ShardedTensor)]
+
+    def move_to(self, flat_parameter: FlatParameter) -> None:
+        """Gradients that exist move from the original parameters to ``flat_parameter``."""
+        grads = [parameter.grad for parameter in self._handle.params]
+        if any(grad is not None for grad in grads):
+            total = torch.zeros_like(self._handle.sharded)
+            for parameter, grad in zip(self._handle.params, grads, strict=True):
+                if isinstance(grad, ShardedTensor):
+                    span = parameter.spec.span
+                    total[span.shard_start : span.shard_end].copy_(grad.local)
+                parameter.grad = None
+            flat_parameter.grad = total
+
+    def copy_from(self, other: ShardGradient) -> None:
+        """deepcopy: the copy has equal gradients of its own."""
+        for index, parameter in enumerate(other._handle.params):
+            grad = parameter.grad
+            if isinstance(grad, ShardedTensor):
+                spec = self._handle.params[index].spec
+                self._handle.params[index].grad = ShardedTensor(grad.local.clone(), spec)

@@ -1,0 +1,188 @@
+"""A tensor with the logical shape of an original parameter whose local data is this rank's segment of a flat shard.
+
+What ``named_parameters()`` yields after sharding, and what its ``.grad`` and its optimizer state are. Names, shapes
+and strides are the same on all ranks; ``local`` is 1-D and may be empty. Element-wise operations run on ``local``;
+reductions to a number add one collective over the sharding group; anything else needs the full values and is
+refused with the parameter's name. Which operation does what: ``sharded_ops.py``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from fsdp_core.comm.wire import Wire
+from fsdp_core.errors import StateError
+from fsdp_core.layout.flat_layout import LocalSpan
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSpec:
+    """How a sharded tensor lies: shared by a parameter, its gradient and its optimizer state."""
+
+    fqn: str
+    shape: torch.Size
+    stride: tuple[int, ...]
+    span: LocalSpan  # what this rank holds
+    wire: Wire  # of the sharding group
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardSpec:
+        return self
+
+
+class WriteCount:
+    """Counts writes that went through a sharded tensor; ``_version`` misses those of fused optimizers."""
+
+    __slots__ = ("writes", "zeroed")
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self.zeroed = 0  # those that cleared it
+
+
+class ShardedTensor(torch.Tensor):
+    """See the module's docstring. Parameters have ``_is_param`` set, which makes them ``nn.Parameter`` to isinstance."""
+
+    local: Tensor
+    spec: ShardSpec
+    count: WriteCount
+    owner: Any  # the handle of a parameter, None for gradients and states
+
+    run_operation: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]  # set by sharded_ops
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls,
+        local: Tensor,
+        spec: ShardSpec,
+        *,
+        requires_grad: bool = False,
+        count: WriteCount | None = None,
+    ) -> ShardedTensor:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, spec.shape, strides=spec.stride, dtype=local.dtype, device=local.device, requires_grad=requires_grad
+        )
+        made.local = local
+        made.spec = spec
+        made.count = count if count is not None else WriteCount()
+        made.owner = None
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return cls.run_operation(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        what = "ShardedParameter" if getattr(self, "_is_param", False) else "ShardedTensor"
+        span = self.spec.span
+        return (
+            f"{what}({self.spec.fqn!r}, shape={tuple(self.spec.shape)}, dtype={self.local.dtype}, "
+            f"local elements [{span.start}, {span.end}))"
+        )
+
+    # -- writes that bypass dispatch ------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> ShardedTensor:  # type: ignore[override]
+        return ShardedTensor(self.local, self.spec, count=self.count)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if isinstance(value, ShardedTensor) and value.local is self.local:
+            return
+        if value.shape != self.spec.shape or value.dtype != self.local.dtype:
+            raise StateError(
+                "A sharded parameter was assigned data of another shape or dtype.",
+                parameter=self.spec.fqn,
+                expected=f"shape {tuple(self.spec.shape)}, {self.local.dtype}",
+                got=f"shape {tuple(value.shape)}, {value.dtype}",
+                remedy="cast or resize the module before sharding it, or use MixedPrecision",
+            )
+        if value.device != self.local.device:
+            raise StateError(
+                "A sharded parameter cannot be moved to another device.",
+                parameter=self.spec.fqn,
+                expected=self.local.device,
+                got=value.device,
+                remedy="move the module before sharding it, or pass device= to fully_shard",
+            )
+        with torch.no_grad():
+            self.local.copy_(local_part(value, self.spec))
+        self.count.writes += 1
+
+    # -- user hooks: the engine calls them with the reduced shard ---------------------------------------------------
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        if self.owner is None:
+            return super().register_hook(hook)
+        return _register(self, "grad_hooks", hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        if self.owner is None:
+            return super().register_post_accumulate_grad_hook(hook)
+        return _register(self, "post_accumulate_hooks", hook)
+
+    @property
+    def has_user_hooks(self) -> bool:
+        """Is there a hook that must see this parameter's reduced gradient?"""
+        own = self.__dict__
+        return bool(own.get("grad_hooks")) or bool(own.get("post_accumulate_hooks"))
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if self.owner is not None:
+            self.owner.__deepcopy__(memo)  # copies the whole flat parameter; leaves this parameter's copy in memo
+            return memo[id(self)]
+        copied = ShardedTensor(self.local.clone(), self.spec, requires_grad=self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise StateError(
+            "A sharded tensor is part of a running engine and cannot be pickled.",
+            parameter=self.spec.fqn,
+            remedy="save fsdp_core.state_dict(model) (and fsdp_core.optim_state_dict) instead of the model itself",
+        )
+
+
+def _register(parameter: ShardedTensor, kind: str, hook: Callable[..., Any]) -> RemovableHandle:
+    hooks = parameter.__dict__.get(kind)
+    if hooks is None:
+        hooks = parameter.__dict__[kind] = OrderedDict()
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def local_part(value: Tensor, spec: ShardSpec) -> Tensor:
+    """This rank's 1-D part of ``value``: sharded alike, or a plain tensor that broadcasts to the logical shape."""
+    if isinstance(value, ShardedTensor):
+        return value.local
+    if value.shape != spec.shape:
+        value = value.expand(spec.shape)
+    return flat_in_memory_order(value, spec)[spec.span.start : spec.span.end]
+
+
+def flat_in_memory_order(value: Tensor, spec: ShardSpec) -> Tensor:
+    """``value`` (of the logical shape) as 1-D, its elements in the order ``spec.stride`` puts them in memory."""
+    if value.stride() != spec.stride:
+        dense = torch.empty_strided(spec.shape, spec.stride, dtype=value.dtype, device=value.device)
+        value = dense.copy_(value)
+    return value.as_strided((spec.numel,), (1,))

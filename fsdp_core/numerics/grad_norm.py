@@ -1,0 +1,78 @@
+"""Clipping by the norm of the whole gradient, with one collective per sharding group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_core.comm.wire import Label, Wire
+from fsdp_core.errors import NumericsError
+from fsdp_core.handle.flat_param_handle import FlatParamHandle
+from fsdp_core.handle.sharded_tensor import ShardedTensor
+
+_LABEL = Label(-1, "norm", "gradient norm")
+
+
+def _power_sum(parts: Sequence[Tensor], power: float, device: torch.device) -> Tensor:
+    """Sum over all elements of |x|^power in float32 or wider; their largest |x| for power = inf. 0-dim."""
+    if not parts:
+        return torch.zeros((), device=device)
+    wide = [part if part.dtype in (torch.float32, torch.float64) else part.float() for part in parts if part.numel()]
+    if not wide:
+        return torch.zeros((), device=device)
+    norms = torch.stack([norm.to(torch.float32) for norm in torch._foreach_norm(wide, power)])
+    return norms.max() if power == float("inf") else norms.pow(power).sum()
+
+
+def local_gradients(handles: Sequence[FlatParamHandle]) -> dict[int, tuple[Wire, list[Tensor]]]:
+    """This rank's parts of all gradients, by sharding group."""
+    by_wire: dict[int, tuple[Wire, list[Tensor]]] = {}
+    for handle in handles:
+        entry = by_wire.setdefault(id(handle.wire), (handle.wire, []))
+        entry[1].extend(handle.gradient.local_grads())
+    return by_wire
+
+
+def total_norm(handles: Sequence[FlatParamHandle], model: nn.Module, norm_type: float) -> Tensor:
+    """The norm of the whole gradient: 0-dim float32, equal on all ranks.
+
+    Gradients of parameters that no unit owns (ignored modules) are counted as they are: they must be equal on all
+    ranks, as replicated parameters are.
+    """
+    power = float(norm_type)
+    device = handles[0].wire.device
+    totals = []
+    for wire, parts in local_gradients(handles).values():
+        total = _power_sum(parts, power, device).to(device).reshape(1)
+        wire.all_reduce(total, _LABEL, "max" if power == float("inf") else "sum").wait()
+        totals.append(total[0])
+    plain = [p.grad for p in model.parameters() if p.grad is not None and not isinstance(p, ShardedTensor)]
+    if plain:
+        totals.append(_power_sum(plain, power, device).to(device))
+    together = torch.stack(totals)
+    return together.max() if power == float("inf") else together.sum().pow(1.0 / power)
+
+
+def clip_grad_norm(
+    handles: Sequence[FlatParamHandle], model: nn.Module, max_norm: float, norm_type: float, error_if_nonfinite: bool
+) -> Tensor:
+    """See ``fsdp_core.clip_grad_norm_``."""
+    with torch.no_grad():
+        norm = total_norm(handles, model, norm_type)
+        if error_if_nonfinite and not bool(torch.isfinite(norm)):  # host sync, only when asked for
+            raise NumericsError(
+                "The norm of the gradient is not finite.",
+                expected="a finite norm",
+                got=norm.item(),
+                remedy="lower the learning rate or the loss scale, or pass error_if_nonfinite=False",
+            )
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for _, parts in local_gradients(handles).values():
+            if parts:
+                torch._foreach_mul_(parts, scale.to(parts[0].device))
+        plain = [p.grad for p in model.parameters() if p.grad is not None and not isinstance(p, ShardedTensor)]
+        if plain:
+            torch._foreach_mul_(plain, scale)
+    return norm

@@ -1,0 +1,181 @@
+"""From unsharded gradients to averaged, reduced shards (paper sections 3.2 and 4.4).
+
+Order of one reduction: source filled on the compute stream; on the reduce stream divide before (fp16 only),
+reduce-scatter in the sharding group, all-reduce of the shard in the replication group, divide after, and then
+either become the gradient or be added to it. At most ``MAX_PENDING`` sources are alive at any time.
+
+Gradients become visible in ``param.grad`` only at the end of backward where they are the first of their step, so
+that a failed backward leaves none behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fsdp_core.comm.memory import Buffer
+from fsdp_core.comm.streams import Streams
+from fsdp_core.comm.wire import BufferRole, DoneWork, Label, Wire, Work
+from fsdp_core.handle.flat_param_handle import FlatParamHandle
+
+MAX_PENDING = 2
+_DONE = DoneWork()
+
+
+class Reduction:
+    """One flat gradient on its way through the wires."""
+
+    def __init__(
+        self, handle: FlatParamHandle, source: Buffer, active: Sequence[int], label: Label, divide_factor: float
+    ) -> None:
+        self.handle, self.active, self.label, self.divide_factor = handle, tuple(active), label, divide_factor
+        self.source: Buffer | None = source
+        self.shard_buffer: Buffer | None = None
+        self.shard: Tensor = source.tensor
+        self.work: Work = _DONE
+        self.is_staged = False
+
+    def start(self) -> None:
+        """Divide before where sums could overflow, and issue the reduce-scatter."""
+        handle, source = self.handle, self.source
+        assert source is not None
+        if self._divides_before() and self.divide_factor != 1:
+            source.tensor.div_(self.divide_factor)
+        if handle.wire.group_size == 1:
+            return
+        target = handle.gradient.claim_target(handle.dtypes.reduce)
+        if target is None:
+            self.shard_buffer = handle.resources.pool.acquire(
+                handle.wire, handle.layout.shard_numel, handle.dtypes.reduce, BufferRole.GRAD_SHARD
+            )
+            target = self.shard_buffer.tensor
+        self.shard = target
+        self.work = handle.wire.reduce_scatter(target, source.tensor, self.label)
+
+    def replicate(self, wire: Wire) -> None:
+        """Wait for the reduce-scatter, give the source back, issue the all-reduce of the shard."""
+        self.work.wait()
+        self.work = _DONE
+        if self.handle.wire.group_size > 1:
+            self._release_source()
+        if wire.group_size > 1:
+            self.work = wire.all_reduce(self.shard, Label(self.label.unit_id, "replicate", self.label.unit))
+
+    def complete(self) -> bool:
+        """Wait, average, and add; true if the result waits in place for ``commit`` instead."""
+        self.work.wait()
+        self.work = _DONE
+        if not self._divides_before() and self.divide_factor != 1:
+            self.shard.div_(self.divide_factor)
+        self.is_staged = self.handle.gradient.stage(self.shard)
+        if not self.is_staged and not self.waits_for_hooks():
+            self.handle.gradient.accumulate(self.shard, self.active)
+            self._release_all()
+            return False
+        if self.is_staged:
+            self._release_all()
+        return True
+
+    def commit(self) -> None:
+        """Call the user's tensor hooks, make the gradient visible, call the post-accumulate hooks."""
+        gradient, has_hooks = self.handle.gradient, self.waits_for_hooks()
+        if has_hooks:
+            gradient.run_tensor_hooks(None if self.is_staged else self.shard, self.active)
+        if self.is_staged:
+            gradient.commit(self.active)
+        else:
+            gradient.accumulate(self.shard, self.active)
+            self._release_all()
+        if has_hooks:
+            gradient.run_post_accumulate_hooks(self.active)
+
+    def drop(self) -> None:
+        """A failed backward: wait so that the wire is in order, and forget."""
+        self.work.wait()
+        self.work = _DONE
+        self.handle.gradient.drop_target()
+        self._release_all()
+
+    def waits_for_hooks(self) -> bool:
+        return any(self.handle.params[index].has_user_hooks for index in self.active)
+
+    def _divides_before(self) -> bool:
+        return self.handle.dtypes.reduce == torch.float16
+
+    def _release_source(self) -> None:
+        if self.source is not None:
+            self.handle.release_gradient_source(self.source)
+            self.source = None
+
+    def _release_all(self) -> None:
+        self._release_source()
+        if self.shard_buffer is not None:
+            self.handle.resources.pool.release(self.handle.wire, self.shard_buffer, BufferRole.GRAD_SHARD)
+            self.shard_buffer = None
+
+
+class Reducer:
+    """The reductions of one root that are on their way, oldest first."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._scattering: deque[tuple[Reduction, Wire]] = deque()
+        self._replicating: deque[Reduction] = deque()
+        self._waiting: list[Reduction] = []  # complete; visible at the end of backward
+
+    def make_room(self) -> None:
+        """Finish old reductions until a new source may be taken."""
+        while len(self._scattering) + self._num_sources_replicating() >= MAX_PENDING:
+            self._advance()
+
+    def _num_sources_replicating(self) -> int:
+        return sum(1 for reduction in self._replicating if reduction.source is not None)
+
+    def _advance(self) -> None:
+        with self._streams.on_reduce():
+            if self._scattering and (len(self._replicating) < MAX_PENDING):
+                reduction, wire = self._scattering.popleft()
+                reduction.replicate(wire)
+                self._replicating.append(reduction)
+                return
+            reduction = self._replicating.popleft()
+            if reduction.complete():
+                self._waiting.append(reduction)
+
+    def start(self, reduction: Reduction, replicate_wire: Wire) -> None:
+        """Issue; the source has been filled on the caller's stream."""
+        filled = self._streams.record()
+        with self._streams.on_reduce():
+            self._streams.wait(filled)
+            reduction.start()
+        self._scattering.append((reduction, replicate_wire))
+        if reduction.handle.wire.group_size == 1:  # F = 1: nothing to scatter, the all-reduce starts now
+            with self._streams.on_reduce():
+                self._scattering.pop()
+                reduction.replicate(replicate_wire)
+            self._replicating.append(reduction)
+
+    def finish(self) -> list[Reduction]:
+        """Wait for everything; the caller's stream is ordered behind it. Returns what is to be committed."""
+        while self._scattering or self._replicating:
+            self._advance()
+        with self._streams.on_reduce():
+            done = self._streams.record()
+        self._streams.wait(done)
+        if any(reduction.handle.is_offloaded for reduction in self._waiting):
+            done.synchronize()  # the optimizer reads these on the host
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def drop(self) -> None:
+        """Forget everything that is on its way (a failed backward)."""
+        pending = [reduction for reduction, _ in self._scattering]
+        pending += [*self._replicating, *self._waiting]
+        self._scattering.clear()
+        self._replicating.clear()
+        self._waiting = []
+        for reduction in pending:
+            reduction.drop()

@@ -1,0 +1,176 @@
+"""From a plan to running units: groups, agreement between ranks, shards, parameters, hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_core.comm.groups import Groups, build_groups
+from fsdp_core.comm.memory import BufferPool
+from fsdp_core.comm.streams import streams_for
+from fsdp_core.comm.wire import Label
+from fsdp_core.errors import WrapError
+from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleDtypes, Place, Resources
+from fsdp_core.handle.sharded_tensor import ShardedTensor, flat_in_memory_order, ShardSpec
+from fsdp_core.layout.flat_layout import LocalSpan, ParameterShape, build_layout, dense_stride
+from fsdp_core.numerics.mixed_precision import cast_buffers, dtypes_for
+from fsdp_core.runtime.agreement import check_structure, check_values
+from fsdp_core.runtime.context import Context
+from fsdp_core.runtime.hooks import attach
+from fsdp_core.runtime.options import ShardingOptions, resolve_device
+from fsdp_core.runtime.parameter_table import ParameterTable
+from fsdp_core.runtime.plan_units import Plan, PlannedParameter, PlannedUnit, plan_units
+from fsdp_core.runtime.rate_limiter import RateLimiter
+from fsdp_core.runtime.unit import Unit
+
+
+def build(root: nn.Module, options: ShardingOptions) -> Context:
+    """Shard ``root`` in place; every rank of the group calls this with an equal model."""
+    plan = plan_units(root, options)
+    device = resolve_device(options.device)
+    groups = build_groups(
+        process_group=options.process_group,
+        mesh=options.mesh,
+        sharding_factor=options.sharding_factor,
+        wire=options.wire,
+        device=device,
+        ranks_per_host=options.ranks_per_host,
+        expected_bytes=sum(p.tensor.nbytes for unit in plan.units for p in unit.parameters),
+    )
+    check_structure(plan, groups)
+    if options.sync_module_states:
+        broadcast_states(root, plan, groups, device)
+    else:
+        check_values(plan, groups)
+    cast_buffers(root, options.mixed_precision, device, plan.ignored)
+    streams = streams_for(device)
+    resources = Resources(BufferPool(streams, options.gather_buffers == "pooled"), streams)
+    context = Context(
+        resources=resources,
+        limiter=RateLimiter(options.rate_limit),
+        backward_prefetch=options.backward_prefetch,
+        forward_prefetch=options.forward_prefetch,
+    )
+    units = [_build_unit(planned, options, groups, resources, device) for planned in plan.units]
+    context.adopt(_in_tree_order(root, units, plan.inner), units[0])
+    context.lifted = [(p.fqn, p.tensor.nbytes, [place.fqn for place in p.places]) for p in plan.lifted]
+    for unit in plan.inner:
+        _share_resources(unit, resources)
+    for unit in units:
+        attach(unit)
+    return context
+
+
+def _in_tree_order(root: nn.Module, units: list[Unit], inner: list[Unit]) -> list[Unit]:
+    first = {module: unit for unit in (*units, *inner) for module in unit.modules}
+    ordered = [first[module] for module in root.modules() if module in first]
+    return list(dict.fromkeys(ordered))
+
+
+def _share_resources(unit: Unit, resources: Resources) -> None:
+    for handle in unit.handles:
+        handle.resources = resources
+
+
+def _build_unit(
+    planned: PlannedUnit, options: ShardingOptions, groups: Groups, resources: Resources, device: torch.device
+) -> Unit:
+    by_key: dict[tuple[HandleDtypes, bool], list[PlannedParameter]] = {}
+    for parameter in planned.parameters:
+        dtypes = dtypes_for(parameter.tensor, parameter.places[0].module, options.mixed_precision)
+        by_key.setdefault((dtypes, parameter.tensor.requires_grad), []).append(parameter)
+    shard_device = torch.device("cpu") if options.cpu_offload else device
+    handles = [
+        _build_handle(planned.name, members, dtypes, groups, resources, shard_device)
+        for (dtypes, _), members in by_key.items()
+    ]
+    unit = Unit(
+        name=planned.name,
+        modules=planned.modules,
+        handles=handles,
+        groups=groups,
+        reshard_after_forward=options.reshard_after_forward,
+        mixed_precision=options.mixed_precision,
+    )
+    return unit
+
+
+def _build_handle(
+    name: str,
+    members: Sequence[PlannedParameter],
+    dtypes: HandleDtypes,
+    groups: Groups,
+    resources: Resources,
+    shard_device: torch.device,
+) -> FlatParamHandle:
+    shapes = [
+        ParameterShape(p.fqn, tuple(p.tensor.shape), dense_stride(p.tensor.shape, p.tensor.stride())) for p in members
+    ]
+    handle = FlatParamHandle(
+        unit_name=name,
+        layout=build_layout(shapes, groups.sharding_factor),
+        places=[tuple(p.places) for p in members],
+        dtypes=dtypes,
+        wire=groups.shard,
+        resources=resources,
+        shard_device=shard_device,
+    )
+    made = handle.make_parameters([p.tensor.requires_grad for p in members])
+    for index, (member, sharded) in enumerate(zip(members, made, strict=True)):
+        if not member.tensor.is_meta:
+            handle.write_original(index, member.tensor)
+        _take_identity(member.tensor, sharded, member.places)
+    handle.params = tuple(member.tensor for member in members)  # type: ignore[misc]
+    return handle
+
+
+def _take_identity(original: Tensor, sharded: ShardedTensor, places: Sequence[Place]) -> None:
+    """The parameter object stays the same for optimizers and users; its contents become sharded."""
+    grad_hooks = original._backward_hooks
+    accumulate_hooks = getattr(original, "_post_accumulate_grad_hooks", None)
+    extra = dict(original.__dict__)
+    for place in places:
+        if isinstance(place.module, nn.RNNBase):
+            place.module._flat_weight_refs = []  # weak references, which would forbid the swap
+        if not isinstance(place.module._parameters, ParameterTable):
+            place.module.__dict__["_parameters"] = ParameterTable(place.module._parameters)
+    try:
+        original.grad = None
+        torch.utils.swap_tensors(original, sharded)
+    except RuntimeError as error:
+        raise WrapError(
+            f"The parameter cannot become a sharded one: {str(error).splitlines()[0]}",
+            parameter=places[0].fqn,
+            expected="no graph, view or weak reference that still uses the parameter",
+            remedy="shard the model before running it, or drop outputs of earlier forwards first",
+        ) from error
+    original.__dict__.update(extra)
+    if grad_hooks:
+        original.__dict__["grad_hooks"] = grad_hooks
+    if accumulate_hooks:
+        original.__dict__["post_accumulate_hooks"] = accumulate_hooks
+
+
+def broadcast_states(root: nn.Module, plan: Plan, groups: Groups, device: torch.device) -> None:
+    """Parameters and buffers of the group's first rank, unit by unit, to all ranks."""
+    with torch.no_grad():
+        for planned in plan.units:
+            for parameter in planned.parameters:
+                if not parameter.tensor.is_meta:
+                    _broadcast(parameter.tensor, parameter.fqn, groups, device)
+        for module in root.modules():
+            if module in plan.ignored:
+                continue
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    _broadcast(buffer, name, groups, device)
+
+
+def _broadcast(tensor: Tensor, fqn: str, groups: Groups, device: torch.device) -> None:
+    stride = dense_stride(tensor.shape, tensor.stride())
+    spec = ShardSpec(fqn, tensor.shape, stride, LocalSpan(0, 0, 0, 0), groups.shard)
+    sent = flat_in_memory_order(tensor.detach(), spec).to(device)
+    groups.world.broadcast(sent, 0, Label(-1, "state", fqn)).wait()
+    tensor.copy_(sent.as_strided(tensor.shape, stride))

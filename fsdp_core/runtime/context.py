@@ -1,0 +1,457 @@
+"""What all units of one root share: order, limits, memory, the reductions on their way, and the end of a backward.
+
+State that belongs to one pass (an outermost forward and what follows until the next) is in ``Pass``; state of a
+backward in ``BackwardTasks``. Both are dropped and made anew, so that a step that failed leaves no trace.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fsdp_core.comm.wire import Wire
+from fsdp_core.errors import StateError
+from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState, Resources
+from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.numerics.reduction import Reducer, Reduction
+from fsdp_core.runtime.prefetch import ForwardOrder, ForwardPrediction
+from fsdp_core.runtime.rate_limiter import RateLimiter
+from fsdp_core.runtime.saved_weights import SavedTensorHooks
+from fsdp_core.trace.events import EventLog
+
+if TYPE_CHECKING:
+    from fsdp_core.runtime.unit import Unit
+
+_current_graph_task_id = torch._C._current_graph_task_id
+_will_execute = torch._C._will_engine_execute_node
+
+
+class Pass:
+    """One outermost forward and what follows it."""
+
+    def __init__(self, previous_order: list[int], has_grad: bool) -> None:
+        self.order = ForwardOrder()
+        self.prediction = ForwardPrediction(previous_order)
+        self.has_grad = has_grad
+        self.free_later: list[Unit] = []  # forward has returned, freed when the next unit begins
+        self.num_open = 0  # forwards that have not returned
+
+
+class BackwardTasks:
+    """The graph tasks (calls into autograd) that have touched the engine and are not finished.
+
+    Each holds its end-of-backward callback by a weak reference: autograd owns the callback, so a callback that is
+    gone without having run belonged to a backward that failed.
+    """
+
+    def __init__(self) -> None:
+        self.callbacks: dict[int, weakref.ref[_EndOfBackward]] = {}
+
+    def forget_failed(self) -> bool:
+        """Drop tasks that failed; true if there were any."""
+        failed = [task for task, callback in self.callbacks.items() if callback() is None]
+        for task in failed:
+            del self.callbacks[task]
+        return bool(failed)
+
+
+class _EndOfBackward:
+    """The callback that autograd runs, and owns, at the end of one graph task."""
+
+    def __init__(self, context: Context, task: int) -> None:
+        self._context, self._task = context, task
+
+    def __call__(self) -> None:
+        self._context.end_backward(self._task)
+
+
+class Context:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        *,
+        resources: Resources,
+        limiter: RateLimiter,
+        backward_prefetch: bool,
+        forward_prefetch: bool,
+    ) -> None:
+        self.resources = resources
+        self.limiter = limiter
+        self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
+        self.units: list[Unit] = []
+        self.lifted: list[tuple[str, int, list[str]]] = []  # shared parameters: name, bytes, places
+        self.root: Unit
+        self.reducer = Reducer(resources.streams)
+        self.saved_tensor_hooks = SavedTensorHooks()
+        self.log: EventLog | None = None
+        self.sync_gradients = True
+        self.divide_factor: float | None = None  # None: the number of ranks
+        self.current = Pass([], has_grad=False)
+        self.tasks = BackwardTasks()
+        self._closing: Unit | None = None  # all its saved weights are back; freed at the next event of backward
+        self._in_backward: set[int] = set()  # units entered in this backward
+
+    def adopt(self, units: Sequence[Unit], root: Unit) -> None:
+        """Take units (of this root, or of roots below it) in; ids are positions, the same on all ranks."""
+        self.units, self.root = list(units), root
+        for unit_id, unit in enumerate(self.units):
+            unit.context, unit.is_root = self, unit is root
+            unit.set_id(unit_id, unit.name)
+
+    def record(self, kind: str, unit: Unit | None = None, **facts: Any) -> None:
+        if self.log is not None:
+            self.log.record(kind, unit.name if unit is not None else "", **facts)
+
+    def gather_wires(self) -> list[Wire]:
+        """The wires of sharding groups, each once."""
+        return list({id(unit.groups.shard): unit.groups.shard for unit in self.units}.values())
+
+    # -- forward --------------------------------------------------------------------------------------------------------
+
+    def enter_forward(self, unit: Unit) -> None:
+        """A unit's forward begins (not a recomputation)."""
+        if self.current.num_open == 0 or (unit.is_root and not unit.calls):
+            self.begin_pass()
+        current = self.current
+        current.num_open += 1
+        self._free_finished(unit)
+        self.unshard_now(unit, "forward")
+        if self.forward_prefetch:
+            following = current.prediction.after(unit.unit_id)
+            if following is not None:
+                self.prefetch(self.units[following])
+        current.order.record(unit.unit_id)
+        self.record("forward", unit)
+
+    def leave_forward(self, unit: Unit, has_failed: bool) -> None:
+        """A unit's forward has returned or raised."""
+        current = self.current
+        self.record("forward_end", unit)
+        current.num_open -= 1
+        if has_failed or not current.has_grad:
+            self.free(unit)
+        elif not unit.calls and not unit.is_root:
+            if unit.frees_after_forward:
+                current.free_later.append(unit)
+            else:
+                self.limiter.leave(unit, self.resources.streams.record())
+        if current.num_open == 0:
+            self._end_outermost_forward(has_failed)
+
+    def begin_pass(self) -> None:
+        """Everything is sharded again, whatever happened before; gathers come after the optimizer's writes."""
+        if self.tasks.callbacks or self.current.num_open:
+            self.forget_failed_pass()
+        for unit in self.units:
+            if not unit.is_sharded:
+                self.free(unit)
+        self.limiter.reset()
+        previous = self.current.order.recorded
+        self.current = Pass(previous, torch.is_grad_enabled())
+        self._in_backward.clear()
+        self._closing = None
+        streams = self.resources.streams
+        written = streams.record()
+        with streams.on_gather():
+            streams.wait(written)
+        self.record("pass")
+
+    def forget_failed_pass(self) -> None:
+        """A forward or backward raised: take everything back to where a pass begins."""
+        self.record("drop")
+        self.reducer.drop()
+        self.tasks = BackwardTasks()
+        for unit in self.units:
+            if unit.calls:
+                unit.calls.clear()
+                unit._uninstall()
+            unit.num_saved = 0
+        self.current.num_open = 0
+        self.saved_tensor_hooks = SavedTensorHooks()
+
+    def _end_outermost_forward(self, has_failed: bool) -> None:
+        """Keep the last unit for backward, free the others; without a backward to come, free all."""
+        current = self.current
+        if has_failed or not current.has_grad:
+            for unit in self.units:
+                if not unit.is_sharded:
+                    self.free(unit)
+            self._quiesce()
+        elif current.free_later:
+            for unit in current.free_later[:-1]:
+                self._free_unless_open(unit)
+            self.limiter.leave(current.free_later[-1], self.resources.streams.record())
+            for unit in self.units:
+                if unit.is_prefetched:
+                    self.free(unit)
+        current.free_later.clear()
+
+    def _free_finished(self, beginning: Unit) -> None:
+        finished, self.current.free_later = self.current.free_later, []
+        for unit in finished:
+            if unit is not beginning:
+                self._free_unless_open(unit)
+
+    def _free_unless_open(self, unit: Unit) -> None:
+        if not unit.calls and not unit.is_sharded:
+            self.free(unit)
+
+    # -- gathering and freeing --------------------------------------------------------------------------------------------
+
+    def unshard_now(self, unit: Unit, phase: str) -> None:
+        """Make the unit's full parameters usable on the caller's stream."""
+        if phase == "backward":
+            self._enter_backward(unit)
+        if any(handle.state is HandleState.SHARDED for handle in unit.handles):
+            if not unit.is_root and not self.limiter.enter(unit):
+                self._drop_prefetches(unit)
+            self.record("gather", unit, phase=phase, stream="gather", nbytes=unit.full_nbytes)
+            unit.issue_unshard(phase)
+        if any(handle.state is HandleState.GATHERING for handle in unit.handles):
+            unit.wait_unshard()
+            self.record("wait", unit)
+        if phase == "backward" and self.backward_prefetch and unit.unit_id not in self._in_backward:
+            previous = self.current.order.before(unit.unit_id)
+            if previous is not None:
+                self.prefetch(self.units[previous])
+        if phase == "backward":
+            self._in_backward.add(unit.unit_id)
+
+    def _enter_backward(self, unit: Unit) -> None:
+        if self._closing is not None and self._closing is not unit:
+            self._close()
+        if unit.unit_id not in self._in_backward:
+            self.record("backward", unit)
+
+    def prefetch(self, unit: Unit) -> None:
+        """Start a gather that will be needed soon, if the limit leaves room for it without waiting."""
+        if not unit.is_sharded or unit.calls or unit.unit_id in self._in_backward or unit.is_root:
+            return
+        if not self.limiter.has_room():
+            return
+        self.limiter.enter(unit)
+        self.record("gather", unit, phase="prefetch", stream="gather", nbytes=unit.full_nbytes)
+        unit.issue_unshard("backward" if _current_graph_task_id() != -1 else "forward")
+        unit.is_prefetched = True
+
+    def _drop_prefetches(self, needed: Unit) -> None:
+        """The order has changed: units gathered too early make way for the one that is needed now."""
+        for unit in self.units:
+            if unit.is_prefetched and unit is not needed:
+                self.free(unit)
+
+    def free(self, unit: Unit) -> None:
+        """Give the unit's gathered buffers back, behind the computation that reads them."""
+        was_full = not unit.is_sharded
+        unit.free_full()
+        self.limiter.leave(unit, self.resources.streams.record())
+        if was_full:
+            self.record("free", unit, nbytes=unit.full_nbytes)
+
+    def close_later(self, unit: Unit) -> None:
+        """All saved weights of the unit are back; the operation that asked for the last one has still to run."""
+        self._closing = unit
+
+    def _close(self) -> None:
+        unit, self._closing = self._closing, None
+        if unit is not None and not unit.trainable_positions and not unit.is_root:
+            self._free_unless_open(unit)
+
+    # -- backward ---------------------------------------------------------------------------------------------------------
+
+    def note_backward(self) -> None:
+        """Called at every event of a backward: the first one asks autograd to call us at its end."""
+        task = _current_graph_task_id()
+        if task in self.tasks.callbacks:
+            return
+        if self.tasks.forget_failed():
+            self.reducer.drop()
+        if not self.tasks.callbacks:
+            self._in_backward.clear()
+        callback = _EndOfBackward(self, task)
+        self.tasks.callbacks[task] = weakref.ref(callback)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    def reduce_unit(self, unit: Unit, node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """The backward of a unit's node. Returns gradients only where autograd itself was asked for them."""
+        self.note_backward()
+        self._enter_backward(unit)
+        self._in_backward.add(unit.unit_id)
+        self.record("gradients", unit)
+        if not unit.calls:
+            self.free(unit)
+        if torch.is_grad_enabled():
+            raise StateError(
+                "Gradients of sharded parameters were asked for with create_graph=True.",
+                unit=unit.name,
+                remedy="take the graph of gradients with respect to inputs only, or compute the penalty inside "
+                "`with fsdp_core.full_parameters(model):`",
+            )
+        wanted = [self._wants(edge[0]) for edge in node.next_functions[: len(grads)]]
+        is_captured = any(one == "captured" for one in wanted)
+        if not is_captured and not all(one == "accumulate" for one in wanted):
+            grads = tuple(grad if one == "accumulate" else None for grad, one in zip(grads, wanted, strict=True))
+        by_handle = unit.grads_by_handle(node.positions, grads)
+        if is_captured:
+            return self._reduce_for_caller(unit, node, by_handle)
+        for handle, present, indices in by_handle:
+            active = [i for i in indices if wanted[node.positions.index(unit._positions[id(handle.params[i])])] != "no"] \
+                if not all(one == "accumulate" for one in wanted) else indices
+            if self.sync_gradients:
+                self._start_reduction(unit, handle, present, active)
+            else:
+                self._add_unsynced(unit, handle, present, active)
+        return (None,) * len(grads)
+
+    @staticmethod
+    def _wants(accumulate_node: Any) -> str:
+        """What this backward does with a parameter's gradient: accumulate it, hand it to the caller, or neither."""
+        try:
+            return "accumulate" if _will_execute(accumulate_node) else "no"
+        except RuntimeError:  # the node is a leaf that torch.autograd.grad captures
+            return "captured"
+
+    def _factor(self, unit: Unit) -> float:
+        return float(unit.groups.world_size) if self.divide_factor is None else self.divide_factor
+
+    def _start_reduction(
+        self, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor], active: Iterable[int]
+    ) -> None:
+        """Fill a source (on top of what was summed without communication) and send it on its way."""
+        active = list(active)
+        if handle.unsynced is None:
+            self.reducer.make_room()
+            source = handle.acquire_gradient_source()
+            handle.fill_gradients(source, present, add=False)
+        else:
+            source, handle.unsynced = handle.unsynced, None
+            active = sorted({*active, *handle.gradient.marked})
+            self._clear_forgotten(handle, source)
+            handle.fill_gradients(source, present, add=True)
+            handle.gradient.drop_markers()
+            self.reducer.make_room()
+        self.record("reduce", unit, stream="reduce", nbytes=source.tensor.nbytes)
+        self.reducer.start(
+            Reduction(handle, source, active, unit.reduce_label, self._factor(unit)), unit.groups.replicate
+        )
+
+    def _add_unsynced(
+        self, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor], active: Iterable[int]
+    ) -> None:
+        """Keep the sum of micro-batches here, unsharded, in the reduce dtype; nothing is sent."""
+        if handle.unsynced is None:
+            handle.unsynced = handle.acquire_gradient_source()
+            handle.fill_gradients(handle.unsynced, present, add=False)
+        else:
+            self._clear_forgotten(handle, handle.unsynced)
+            handle.fill_gradients(handle.unsynced, present, add=True)
+        handle.gradient.mark(list(active))
+        self.record("accumulate", unit, stream="reduce")
+
+    @staticmethod
+    def _clear_forgotten(handle: FlatParamHandle, source: Any) -> None:
+        """Sums whose marker was cleared by zero_grad must not come back."""
+        for index in handle.gradient.marked:
+            if handle.gradient.cleared_since_mark(index):
+                start, end = handle.segment_range(index)
+                source.tensor[start:end].zero_()
+
+    def _reduce_for_caller(
+        self, unit: Unit, node: Any, by_handle: list[tuple[FlatParamHandle, dict[int, Tensor], list[int]]]
+    ) -> tuple[Tensor | None, ...]:
+        """torch.autograd.grad over sharded parameters: wait, and return the averaged shards."""
+        results: dict[int, Tensor] = {}
+        streams = self.resources.streams
+        for handle, present, indices in by_handle:
+            source = handle.acquire_gradient_source()
+            handle.fill_gradients(source, present, add=False)
+            self.record("reduce", unit, stream="reduce", nbytes=source.tensor.nbytes)
+            shard = torch.empty(handle.layout.shard_numel, dtype=handle.dtypes.reduce, device=source.tensor.device)
+            factor = self._factor(unit)
+            if handle.dtypes.reduce == torch.float16:
+                source.tensor.div_(factor)
+            handle.wire.reduce_scatter(shard, source.tensor, unit.reduce_label).wait()
+            unit.groups.replicate.all_reduce(shard, unit.reduce_label).wait()
+            if handle.dtypes.reduce != torch.float16:
+                shard.div_(factor)
+            streams.wait(streams.record())
+            handle.release_gradient_source(source)
+            shard = shard.to(device=handle.sharded.device, dtype=handle.dtypes.param)
+            for index in indices:
+                parameter = handle.params[index]
+                span = parameter.spec.span
+                part: Tensor = ShardedTensor(shard[span.shard_start : span.shard_end], parameter.spec)
+                for hook in list((parameter.__dict__.get("grad_hooks") or {}).values()):
+                    changed = hook(part)
+                    part = part if changed is None else changed
+                results[unit._positions[id(parameter)]] = part
+        return tuple(results.get(position) for position in node.positions)
+
+    def end_backward(self, task: int) -> None:
+        """Autograd is about to return: wait for reductions, show gradients, shard everything, check the ranks."""
+        self.tasks.callbacks.pop(task, None)
+        self.tasks.forget_failed()
+        if self.tasks.callbacks:
+            return  # a backward inside a backward (reentrant checkpointing): the outer one finishes
+        if self.sync_gradients:
+            self._flush_unsynced()
+        finished = self.reducer.finish()
+        self._closing = None
+        for unit in self.units:
+            if not unit.calls:
+                unit.num_saved = 0
+                if not unit.is_sharded:
+                    self.free(unit)
+        self._in_backward.clear()
+        with torch.no_grad():
+            for reduction in finished:
+                reduction.commit()
+        self._quiesce()
+        self.record("backward_end")
+
+    def _flush_unsynced(self) -> None:
+        """Units that earlier micro-batches used and this one did not."""
+        for unit in self.units:
+            for handle in unit.handles:
+                if handle.unsynced is not None:
+                    self._start_reduction(unit, handle, {}, [])
+
+    def _quiesce(self) -> None:
+        for wire in self.gather_wires():
+            wire.quiesce()
+
+    # -- outside of passes --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Before anybody reads or writes parameters from outside: forget failures, shard what no backward needs."""
+        self._quiesce()
+
+    def each_handle(self) -> Iterable[tuple[Unit, FlatParamHandle]]:
+        for unit in self.units:
+            for handle in unit.handles:
+                yield unit, handle
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Context:
+        """An engine of its own over the copied units; groups and wires are shared, they cannot be copied."""
+        if id(self) in memo:
+            return memo[id(self)]
+        copied = object.__new__(Context)
+        memo[id(self)] = copied
+        copied.resources = deepcopy(self.resources, memo)
+        copied.limiter = RateLimiter(self.limiter.limit)
+        copied.backward_prefetch, copied.forward_prefetch = self.backward_prefetch, self.forward_prefetch
+        copied.lifted, copied.log = list(self.lifted), None
+        copied.reducer = Reducer(copied.resources.streams)
+        copied.saved_tensor_hooks = SavedTensorHooks()
+        copied.sync_gradients, copied.divide_factor = self.sync_gradients, self.divide_factor
+        copied.current, copied.tasks = Pass([], has_grad=False), BackwardTasks()
+        copied._closing, copied._in_backward = None, set()
+        copied.units = deepcopy(self.units, memo)
+        copied.root = copied.units[self.units.index(self.root)]
+        return copied

@@ -1,0 +1,321 @@
+"""One unit: a module (or several) whose parameters are gathered and freed together, and its phases.
+
+A step of one unit, in order: ``pre_forward`` (gather, install the full tensors in the modules), the modules'
+forward, ``post_forward`` (take them out, free later), ``enter_backward`` (gather again if freed, prefetch the next),
+``post_backward`` (free, then reduce). ``context`` holds what units share and decides about order and limits.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fsdp_core.comm.wire import Label
+from fsdp_core.errors import StateError
+from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState
+from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.numerics.mixed_precision import cast_floating
+from fsdp_core.policy import MixedPrecision
+from fsdp_core.runtime.gather_node import make_node, tensors_of_node
+from fsdp_core.runtime.saved_weights import SavedWeight
+
+if TYPE_CHECKING:
+    from fsdp_core.comm.groups import Groups
+    from fsdp_core.runtime.context import Context
+
+_PHASES = ("forward", "backward", "reduce", "state")
+_current_graph_task_id = torch._C._current_graph_task_id
+
+
+@dataclass
+class ForwardCall:
+    """One call of a unit's forward that has not returned."""
+
+    error_before: BaseException | None  # what was being handled when the call began
+    has_hooks: bool = False
+    installed: list[Tensor] = field(default_factory=list)
+    saved: list[SavedWeight] = field(default_factory=list)
+
+
+class Unit:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        modules: Sequence[nn.Module],
+        handles: Sequence[FlatParamHandle],
+        groups: Groups,
+        reshard_after_forward: bool,
+        mixed_precision: MixedPrecision | None,
+    ) -> None:
+        self.name = name
+        self.unit_id = -1  # given by the context: the same on all ranks
+        self.modules = tuple(modules)
+        self.handles = tuple(handles)
+        self.groups = groups
+        self.reshard_after_forward = reshard_after_forward
+        self.mixed_precision = mixed_precision
+        self.is_root = False
+        self.context: Context  # set by Context.adopt
+        self.calls: list[ForwardCall] = []
+        self.num_saved = 0  # saved weights whose backward is still to come
+        self.is_prefetched = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.params: tuple[ShardedTensor, ...] = tuple(p for handle in self.handles for p in handle.params)
+        self._locations = [(handle, index) for handle in self.handles for index in range(len(handle.params))]
+        self._sites = [
+            (place.module.__dict__, place.name, position)
+            for position, (handle, index) in enumerate(self._locations)
+            for place in handle.places[index]
+        ]
+        self._positions = {id(parameter): position for position, parameter in enumerate(self.params)}
+        self._requires_grad: tuple[bool, ...] = ()
+        self.trainable_positions: tuple[int, ...] = ()
+        self._node: weakref.ref[Any] | None = None
+        self._node_pass: object = None
+        self._recompute_tensors: list[Tensor] | None = None
+        self._labels = {phase: Label(self.unit_id, phase, self.name) for phase in _PHASES}
+        for handle in self.handles:
+            handle.unit = self
+        # no memory to win by freeing what is only a view
+        self.frees_after_forward = self.reshard_after_forward and any(h.fixed_full is None for h in self.handles)
+
+    def set_id(self, unit_id: int, name: str) -> None:
+        """Called by the context that owns the unit: ids and names count from its root."""
+        self.unit_id, self.name = unit_id, name
+        for handle in self.handles:
+            handle.unit_name = name
+        self._labels = {phase: Label(unit_id, phase, name) for phase in _PHASES}
+
+    # -- state ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_sharded(self) -> bool:
+        return all(handle.state is HandleState.SHARDED for handle in self.handles)
+
+    @property
+    def full_nbytes(self) -> int:
+        return sum(handle.full_nbytes for handle in self.handles)
+
+    def issue_unshard(self, phase: str) -> None:
+        """Start the gathers of all handles that are sharded."""
+        label = self._labels[phase]
+        for handle in self.handles:
+            if handle.state is HandleState.SHARDED:
+                handle.issue_unshard(label)
+
+    def wait_unshard(self) -> None:
+        for handle in self.handles:
+            if handle.state is HandleState.GATHERING:
+                handle.wait_unshard()
+        self.is_prefetched = False
+
+    def free_full(self) -> None:
+        """Give the gathered buffers back, whatever state they are in."""
+        for handle in self.handles:
+            if handle.state is not HandleState.SHARDED:
+                handle.reshard()
+        self.is_prefetched = False
+        self._recompute_tensors = None
+
+    # -- forward --------------------------------------------------------------------------------------------------------
+
+    def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_inference_mode_enabled():  # buffers and views must outlive the mode
+            with torch.inference_mode(False), torch.no_grad():
+                return self._pre_forward(args, kwargs)
+        return self._pre_forward(args, kwargs)
+
+    def _pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context = self.context
+        is_recompute = _current_graph_task_id() != -1
+        call = ForwardCall(sys.exc_info()[1])
+        if is_recompute:
+            context.note_backward()
+            context.unshard_now(self, "backward")
+        else:
+            context.enter_forward(self)
+        self.calls.append(call)
+        if len(self.calls) == 1:
+            call.installed = self._install()
+        if self.frees_after_forward and not self.is_root and not is_recompute and torch.is_grad_enabled():
+            call.has_hooks = context.saved_tensor_hooks.push(self)
+        policy = self.mixed_precision
+        if policy is not None and policy.param_dtype is not None and policy.cast_forward_inputs:
+            return cast_floating(args, policy.param_dtype), cast_floating(kwargs, policy.param_dtype)
+        return None
+
+    def _install(self) -> list[Tensor]:
+        """Let the modules see the full tensors: an instance attribute wins over ``Module.__getattr__``."""
+        tensors = self.full_tensors()
+        for attributes, name, position in self._sites:
+            attributes[name] = tensors[position]
+        return tensors
+
+    def _uninstall(self) -> None:
+        for attributes, name, _ in self._sites:
+            attributes.pop(name, None)
+
+    def full_tensors(self) -> list[Tensor]:
+        """One full tensor per parameter: outputs of the unit's node where it trains, plain views elsewhere."""
+        self._check_parameters()
+        fresh = [view.data for handle in self.handles for view in handle.full_views()]
+        if not self.trainable_positions or not torch.is_grad_enabled():
+            return fresh
+        outputs = None
+        node = self._node() if self._node is not None else None
+        if node is not None and self._node_pass is self.context.current and node.positions == self.trainable_positions:
+            outputs = tensors_of_node(node)
+        if outputs is None:
+            full = [fresh[position] for position in self.trainable_positions]
+            sharded = [self.params[position] for position in self.trainable_positions]
+            outputs, node = make_node(self, full, sharded)
+            self._node, self._node_pass = weakref.ref(node), self.context.current
+        for position, output in zip(self.trainable_positions, outputs, strict=True):
+            fresh[position] = output
+        return fresh
+
+    def fresh_full_tensor(self, index: int) -> Tensor:
+        """Output ``index`` of the node once more, on the present buffer."""
+        handle, segment = self._locations[self.trainable_positions[index]]
+        return handle.full_views()[segment].data
+
+    def _check_parameters(self) -> None:
+        """Notice flips of ``requires_grad`` and parameters that were replaced after wrapping."""
+        flags = tuple([parameter.requires_grad for parameter in self.params])
+        if flags != self._requires_grad:
+            self._requires_grad = flags
+            self.trainable_positions = tuple(i for i, needs_grad in enumerate(flags) if needs_grad)
+        for handle in self.handles:
+            for parameter, places in zip(handle.params, handle.places, strict=True):
+                for place in places:
+                    if dict.get(place.module._parameters, place.name) is not parameter:
+                        raise StateError(
+                            "A parameter was replaced after the module was sharded.",
+                            unit=self.name,
+                            parameter=place.fqn,
+                            expected="the sharded parameter that fully_shard put there",
+                            got=type(dict.get(place.module._parameters, place.name)).__name__,
+                            remedy="replace parameters before sharding, or write into them inside "
+                            "`with fsdp_core.full_parameters(model):`",
+                        )
+
+    def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not self.calls:
+            return None
+        call = self.calls.pop()
+        is_recompute = _current_graph_task_id() != -1
+        error = sys.exc_info()[1]
+        has_failed = output is None and error is not None and error is not call.error_before
+        if call.has_hooks:
+            self.context.saved_tensor_hooks.pop(self)
+        if not self.calls:
+            self._uninstall()
+            if not has_failed:
+                self._write_back_changes(call)
+        if not is_recompute:
+            self.context.leave_forward(self, has_failed)
+        if self.is_root and not has_failed and self.mixed_precision is not None and self.mixed_precision.output_dtype:
+            return cast_floating(output, self.mixed_precision.output_dtype)
+        return None
+
+    def _write_back_changes(self, call: ForwardCall) -> None:
+        """A full tensor whose version moved was written by its module: the shard takes the new values."""
+        for position, tensor in enumerate(call.installed):
+            if tensor._version == 0:
+                continue
+            handle, index = self._locations[position]
+            start, end = handle.segment_range(index)
+            current = [
+                saved
+                for saved in call.saved
+                if saved.handle is handle and start <= saved.start < end and saved.version == tensor._version
+            ]
+            with torch.no_grad():
+                handle.write_back(index, tensor)
+            others = [saved for saved in call.saved if saved.handle is handle and not start <= saved.start < end]
+            for saved in (*current, *others):  # what was saved after the write, or of other parameters, is still right
+                saved.epoch = handle.write_epoch()
+
+    # -- backward -------------------------------------------------------------------------------------------------------
+
+    def note_saved(self, saved: SavedWeight) -> None:
+        self.num_saved += 1
+        if self.calls:
+            self.calls[0].saved.append(saved)
+
+    def enter_backward(self, saved: SavedWeight) -> None:
+        """Autograd needs one of this unit's weights."""
+        context = self.context
+        context.note_backward()
+        context.unshard_now(self, "backward")
+        if saved.is_counted:
+            saved.is_counted = False
+            self.num_saved -= 1
+            if self.num_saved == 0:
+                context.close_later(self)
+
+    def tensor_for_recompute(self, parameter: ShardedTensor) -> Tensor:
+        """A module of this unit is run again by activation checkpointing, outside any forward hook."""
+        self.context.note_backward()
+        self.context.unshard_now(self, "backward")
+        if self._recompute_tensors is None:
+            self._recompute_tensors = self.full_tensors()
+        return self._recompute_tensors[self._positions[id(parameter)]]
+
+    def post_backward(self, node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """All gradients of the unit are there: free the parameters, then reduce."""
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            node.is_spent = True
+        self._recompute_tensors = None
+        return self.context.reduce_unit(self, node, grads)
+
+    def grads_by_handle(
+        self, positions: Sequence[int], grads: Sequence[Tensor | None]
+    ) -> list[tuple[FlatParamHandle, dict[int, Tensor], list[int]]]:
+        """Per handle: gradients that are present, by segment index, and all indices that take part."""
+        found: dict[int, tuple[FlatParamHandle, dict[int, Tensor], list[int]]] = {}
+        for position, grad in zip(positions, grads, strict=True):
+            handle, index = self._locations[position]
+            entry = found.get(id(handle))
+            if entry is None:
+                entry = found[id(handle)] = (handle, {}, [])
+            entry[2].append(index)
+            if grad is not None:
+                entry[1][index] = grad
+        return list(found.values())
+
+    @property
+    def reduce_label(self) -> Label:
+        return self._labels["reduce"]
+
+    @property
+    def state_label(self) -> Label:
+        return self._labels["state"]
+
+    # -- copies -----------------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Unit:
+        if id(self) in memo:
+            return memo[id(self)]
+        copied = object.__new__(Unit)
+        memo[id(self)] = copied
+        copied.name, copied.unit_id, copied.groups, copied.is_root = self.name, self.unit_id, self.groups, self.is_root
+        copied.reshard_after_forward, copied.mixed_precision = self.reshard_after_forward, self.mixed_precision
+        copied.calls, copied.num_saved, copied.is_prefetched = [], 0, False
+        copied.modules = deepcopy(self.modules, memo)
+        copied.handles = deepcopy(self.handles, memo)
+        copied.context = deepcopy(self.context, memo)
+        copied._prepare()
+        return copied
