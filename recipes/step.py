@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import fsdp_core
 from recipes.data.records import Batch
 from recipes.metrics.clock import StepClock
+from recipes.metrics.ledger import StepOutcome
 from recipes.ranks import Ranks
 from recipes.tasks import Task
 
@@ -56,16 +57,6 @@ class Trainee:
     @property
     def optimizers(self) -> tuple[Steppable, ...]:
         return (self.optimizer, *self.extra_optimizers)
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """Left on the device; nothing here has made the host wait. All 0-dim; see ``StepRecord``."""
-
-    loss_sum: Tensor
-    num_targets: Tensor
-    grad_norm: Tensor | None
-    loss_scale: Tensor | None
 
 
 def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, clock: StepClock) -> StepOutcome:

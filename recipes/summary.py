@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes.loggers.jsonl import strict
-from recipes.metrics.ledger import Line
 from recipes.report import amount
-
-_MEMORY_NAMES = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes", "peak_rss_bytes")
 
 
 @dataclass(frozen=True)
@@ -81,32 +78,6 @@ class Summary:
         if self.mfu is not None:
             parts.append(f"MFU {100 * self.mfu:.1f}%")
         return ", ".join(parts)
-
-
-class RunTotals:
-    """What the summary needs of all steps' lines, in constant memory but for two numbers a step."""
-
-    def __init__(self) -> None:
-        self.last: Line | None = None
-        self.peak_memory: dict[str, int] = {}
-        self._step_s: list[float] = []
-
-    def add(self, line: Line) -> None:
-        self.last = line
-        self._step_s.append(float(line["step_s"] or 0.0))
-        for name in _MEMORY_NAMES:
-            if line.get(name) is not None:
-                self.peak_memory[name] = max(self.peak_memory.get(name, 0), int(line[name] or 0))
-
-    @property
-    def train_s(self) -> float:
-        return sum(self._step_s)
-
-    @property
-    def median_step_s(self) -> float:
-        """The first steps, which warm up, do not move a median."""
-        ordered = sorted(self._step_s)
-        return ordered[len(ordered) // 2] if ordered else float("nan")
 
 
 def _bytes(value: int) -> str:

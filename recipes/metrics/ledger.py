@@ -21,24 +21,33 @@ Line = dict[str, float | int | None]
 
 
 @dataclass(frozen=True)
-class StepRecord:
-    """One step, as it was left on the device.
+class StepOutcome:
+    """What a step leaves on the device; nothing of it has made the host wait. All 0-dim.
 
-    step: optimizer steps done, this one included.
-    loss_sum: this rank's summed loss over its counted targets, 0-dim.
-    num_targets: counted targets of the step over all ranks, 0-dim.
-    grad_norm: before clipping, equal on all ranks, 0-dim; None without clipping.
-    lr: learning rate of the update. loss_scale: of the scaler, None without one.
+    loss_sum: this rank's summed loss over its counted targets.
+    num_targets: counted targets of the step over all ranks.
+    grad_norm: before clipping, equal on all ranks; None without clipping.
+    loss_scale: what the loss was multiplied by; None without a scaler.
+    """
+
+    loss_sum: Tensor
+    num_targets: Tensor
+    grad_norm: Tensor | None
+    loss_scale: Tensor | None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One finished step.
+
+    step: optimizer steps done, this one included. lr: learning rate of its update.
     times: seconds by phase on this rank.
     """
 
     step: int
-    loss_sum: Tensor
-    num_targets: Tensor
-    grad_norm: Tensor | None
     lr: float
-    loss_scale: float | None
     times: StepTimes
+    outcome: StepOutcome
 
 
 @dataclass(frozen=True)
@@ -73,23 +82,27 @@ class Ledger:
         records, self._pending = self._pending, []
         if not records:
             return []
-        losses, norms = self._read_device(records)
+        numbers = self._read_device([record.outcome for record in records])
         memory = self._read_memory()
+        return [self._line(record, *row) | memory for record, row in zip(records, numbers, strict=True)]
+
+    def _read_device(self, outcomes: list[StepOutcome]) -> list[tuple[float, float | None, float | None]]:
+        """(global mean loss, gradient norm, loss scale) of each step: the one place where the host waits."""
+        loss_sums = self._ranks.sum(self._stacked([outcome.loss_sum for outcome in outcomes]))
+        losses = loss_sums / self._stacked([outcome.num_targets for outcome in outcomes])
+        norms = self._stacked([outcome.grad_norm for outcome in outcomes])
+        scales = self._stacked([outcome.loss_scale for outcome in outcomes])
+        rows = torch.stack([losses, norms, scales], dim=1).tolist()
         return [
-            self._line(record, loss, norm) | memory for record, loss, norm in zip(records, losses, norms, strict=True)
+            (loss, None if outcome.grad_norm is None else norm, None if outcome.loss_scale is None else scale)
+            for outcome, (loss, norm, scale) in zip(outcomes, rows, strict=True)
         ]
 
-    def _read_device(self, records: list[StepRecord]) -> tuple[list[float], list[float | None]]:
-        """Global mean losses and gradient norms: the one place where the host waits for the device."""
+    def _stacked(self, scalars: list[Tensor | None]) -> Tensor:
+        """float64 [n]; 0 where there is none."""
         device = self._ranks.device
-        sums = self._ranks.sum(torch.stack([record.loss_sum.to(device, torch.float64) for record in records]))
-        targets = torch.stack([record.num_targets.to(device, torch.float64) for record in records])
-        missing = torch.zeros((), device=device, dtype=torch.float64)
-        norms = torch.stack(
-            [missing if r.grad_norm is None else r.grad_norm.to(device, torch.float64) for r in records]
-        )
-        losses, values = torch.stack([sums / targets, norms]).tolist()
-        return losses, [None if r.grad_norm is None else v for r, v in zip(records, values, strict=True)]
+        missing = torch.zeros((), dtype=torch.float64, device=device)
+        return torch.stack([missing if x is None else x.to(device, torch.float64) for x in scalars])
 
     def _read_memory(self) -> dict[str, int]:
         """The largest of all ranks, by name."""
@@ -97,7 +110,7 @@ class Ledger:
         values = torch.tensor(list(own.values()), dtype=torch.float64, device=self._ranks.device)
         return dict(zip(own, (int(value) for value in self._ranks.max(values).tolist()), strict=True))
 
-    def _line(self, record: StepRecord, loss: float, grad_norm: float | None) -> Line:
+    def _line(self, record: StepRecord, loss: float, grad_norm: float | None, loss_scale: float | None) -> Line:
         times, shape, world = record.times.read(), self._shape, self._ranks.world_size
         step_s = sum(times.values())
         samples_per_s = shape.samples / step_s
@@ -119,6 +132,6 @@ class Ledger:
         if shape.is_queries:
             line["qps"] = samples_per_s
             line["qps_per_rank"] = samples_per_s / world
-        if record.loss_scale is not None:
-            line["loss_scale"] = record.loss_scale
+        if loss_scale is not None:
+            line["loss_scale"] = loss_scale
         return line | flop_rates(self._flops, samples_per_s / world, self._peak_flops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -29,7 +30,7 @@ def test_the_shape_starts_at_the_peak_falls_and_ends_at_the_floor(kind: str, war
     values = rates(kind=kind, warmup_steps=warmup, min_lr_ratio=0.1)
     after = values[max(0, warmup - 1) :]
     assert after[0] == pytest.approx(PEAK)
-    assert all(later < earlier for earlier, later in zip(after, after[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(after))
     assert values[-1] == pytest.approx(0.1 * PEAK)
 
 

@@ -1,0 +1,39 @@
+"""What is left of all steps' lines when a run has ended."""
+
+from __future__ import annotations
+
+from recipes.metrics.ledger import Line
+
+_MEMORY_NAMES = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes", "peak_rss_bytes")
+
+
+class RunTotals:
+    """What the summary needs of all steps' lines, in one number a step."""
+
+    def __init__(self) -> None:
+        self.last: Line | None = None
+        self.peak_memory: dict[str, int] = {}
+        self._step_s: list[float] = []
+
+    def add(self, line: Line) -> None:
+        self.last = line
+        self._step_s.append(float(line["step_s"] or 0.0))
+        for name in _MEMORY_NAMES:
+            if line.get(name) is not None:
+                self.peak_memory[name] = max(self.peak_memory.get(name, 0), int(line[name] or 0))
+
+    @property
+    def train_s(self) -> float:
+        return sum(self._step_s)
+
+    @property
+    def median_step_s(self) -> float:
+        """The first steps, which warm up, do not move a median."""
+        ordered = sorted(self._step_s)
+        return ordered[len(ordered) // 2] if ordered else float("nan")
+
+    def rate_of_median_step(self, name: str) -> float | None:
+        """A rate of the last line, had its step taken as long as the median one. None where it is not known."""
+        if self.last is None or self.last.get(name) is None:
+            return None
+        return float(self.last[name] or 0.0) * float(self.last["step_s"] or 0.0) / self.median_step_s

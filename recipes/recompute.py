@@ -1,0 +1,41 @@
+"""Activation checkpointing and torch.compile of units, without renaming a parameter.
+
+A checkpointed unit forgets what its forward computed and runs it again inside backward. The second run must go
+through the module's ``__call__``, where the engine's hooks gather the unit's parameters again; wrapping only
+``forward`` would find them freed. A wrapper module would rename every parameter, so the module's class is replaced
+by a subclass of it whose ``__call__`` checkpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def checkpoint_units(modules: Iterable[nn.Module]) -> None:
+    """Recompute each module's activations in backward; random numbers (dropout) are the same both times."""
+    for module in modules:
+        module.__class__ = _checkpointed(type(module))
+
+
+@functools.cache
+def _checkpointed(cls: type[nn.Module]) -> type[nn.Module]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        plain = functools.partial(cls.__call__, self)
+        if not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        return checkpoint(plain, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+
+    # The name stays, so that whatever prints or looks up class names sees the model's own.
+    return type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def compile_units(modules: Iterable[nn.Module]) -> None:
+    """Compile each module's forward; the engine's hooks around it stay outside the compiled region."""
+    for module in modules:
+        module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
