@@ -41,6 +41,11 @@ class Placement:
         return slots
 
     @cached_property
+    def most_slots(self) -> int:
+        """More than any slot of any rank."""
+        return sum(self.block_rows(table) for table in range(len(self.table_rows)))
+
+    @cached_property
     def num_slots(self) -> int:
         """Rows of all tables on this rank."""
         return self.first_slots(self.rank)[-1]

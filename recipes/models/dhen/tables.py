@@ -160,10 +160,9 @@ class _Lookup(torch.autograd.Function):
                 raise _outside(ids, tables.placement)
             ctx.slots = slot.flatten()
             return F.embedding(slot, weight).to(dtype)
-        num_slots = sum(tables.placement.block_rows(table) for table in range(len(index.rows)))
         # An id outside its table is routed as id 0 until every rank has heard of it.
         owner, slot = (torch.where(is_valid, x, torch.zeros_like(x)).flatten() for x in (owner, slot))
-        ctx.route = plan_route(owner, slot, num_slots, world_size, is_valid)
+        ctx.route = plan_route(owner, slot, tables.placement.most_slots, world_size, is_valid)
         if ctx.route is None:
             raise _outside(ids, tables.placement)
         rows = weight[ctx.route.slots].to(_narrower(weight.dtype, dtype))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recipes.models.dhen import RowwiseAdagrad, extra_optimizers, ignored_modules
+from recipes.models.dhen import extra_optimizers, ignored_modules
 from recipes.models.dhen.exchange import plan_route
 from recipes.models.dhen.tables import EmbeddingTables
 from tests.recipes.models.tiny import DHEN
@@ -109,19 +109,3 @@ def route_of_repeats(rank: Rank) -> tuple[int, list[int]]:
     route = plan_route(owner, slot, num_slots=10, world_size=rank.world_size, is_valid=torch.tensor(True))
     assert route is not None
     return sum(route.num_sent), route.slots.tolist()
-
-
-def scaler_skips_together(rank: Rank) -> bool:
-    """Only rank 0's loss overflows; its gradient rows live on other ranks too. True if no row moved here."""
-    tables = EmbeddingTables(ROWS, 8, torch.float32, seed=3)
-    optimizer, before = RowwiseAdagrad([tables.weight], lr=0.1), tables.weight.detach().clone()
-    from fsdp_core import ShardedGradScaler
-
-    scaler = ShardedGradScaler("cpu", init_scale=8.0)
-    ids = torch.zeros(1, len(ROWS), dtype=torch.int64)
-    factor = float("inf") if rank.rank == 0 else 1.0
-    scaler.scale(tables(ids).sum() * factor).backward()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-    return torch.equal(tables.weight, before)
