@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from launcher.worker import guarded, leave
 
 # torchrun reads a failed rank's record from this file and names the earliest.
 _TORCHRUN_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_SETTLE_S = 2.0
 
 
 def join(config: Config, request: LaunchRequest, ranks: JoinedRanks) -> int:
@@ -85,9 +87,12 @@ def _agree_on_run_dir(config: Config, request: LaunchRequest, meeting: Meeting, 
 
 
 def _report(failure: Failure) -> None:
-    """To people, and to torchrun in its own format. A rank that only lost its peers leaves the telling to them."""
+    """To people, and to torchrun in its own format."""
+    if failure.is_lost_peer:
+        # torchrun names the earliest by whole seconds: the cause goes first, and mostly ends this rank meanwhile.
+        time.sleep(_SETTLE_S)
     print(f"rank {failure.rank}: {failure.what}", file=sys.stderr)
-    if failure.traceback and not failure.is_lost_peer:
+    if failure.traceback:
         print(failure.traceback, file=sys.stderr)
     if failure.hint:
         print(failure.hint, file=sys.stderr)

@@ -36,6 +36,13 @@ def install() -> None:
             signal.signal(signum, _first)
 
 
+def end_at_next() -> None:
+    """Once a rank is on its way out there is nothing left to unwind: the next signal ends it at once."""
+    for signum in STOP_SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _second)
+
+
 def ignore_all() -> None:
     """At the very end: a late signal must not turn a finished run into a failed one."""
     for signum in STOP_SIGNALS:
@@ -43,8 +50,7 @@ def ignore_all() -> None:
 
 
 def _first(signum: int, frame: FrameType | None) -> None:
-    for other in STOP_SIGNALS:
-        signal.signal(other, _second)
+    end_at_next()
     raise Interrupted(signum)
 
 

@@ -75,6 +75,7 @@ def supervise(
             watch.end_all()
             if echo is not None:
                 echo.finish()
+            watch.log_failures()
 
 
 class _Watch:
@@ -110,6 +111,14 @@ class _Watch:
             if not self._left_well(process):
                 process.kill()
             process.close()
+
+    def log_failures(self) -> None:
+        """What a rank reported also belongs into its log; the rank itself leaves the telling to the launcher."""
+        for process in self.processes:
+            status = process.status()
+            if status is not None and status.failure is not None:
+                with process.log_path.open("a") as log:
+                    log.write(f"{status.failure.traceback or status.failure.what}\n")
 
     def _heed_signals_and_clocks(self) -> None:
         for signum in self._inbox.take():

@@ -23,6 +23,8 @@ from launcher.errors import EXIT_OK, EXIT_RANK_FAILED
 from launcher.failure import Failure
 from launcher.status_pipe import StatusWriter
 
+_OWN_FOLDER = Path(__file__).parent
+
 
 def main(run: Callable[[argparse.Namespace], None] | None = None) -> NoReturn:
     """run: what this rank does with its arguments; by default a rank of the training recipe."""
@@ -50,10 +52,19 @@ def guarded(rank: int, work: Callable[[], None], report: Callable[[Failure], Non
         report(Failure(rank, f"was {stop}", EXIT_RANK_FAILED, time.time()))
         return stop.exit_code
     except BaseException as error:  # SystemExit too: a rank that leaves early leaves the others waiting
-        failure = failures.from_exception(rank, error, traceback.format_exc())
+        rank_signals.end_at_next()
+        failure = failures.from_exception(rank, error, users_traceback(error))
         report(failure)
         return failure.exit_code
     return EXIT_OK
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback from where the launcher's own frames end: how a rank came to run says nothing about its error."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next and Path(frames.tb_frame.f_code.co_filename).parent == _OWN_FOLDER:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -1,0 +1,71 @@
+"""A plugin: a one-block GPT that, in its second forward on one rank, does what a test asks for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.registry import register_model
+from recipes.schema.fields import described
+from recipes.schema.model import GPTConfig
+
+
+@dataclass
+class MisbehavingConfig(GPTConfig):
+    kind: str = described("misbehaving", "misbehaving")
+    num_layers: int = described(1, "blocks")
+    num_heads: int = described(2, "heads")
+    hidden_size: int = described(16, "width")
+    max_seq_len: int = described(32, "positions")
+    how: str = described("train", "what to do", choices=("train", "raise", "kill", "leave", "memory", "wait"))
+    at_rank: int = described(0, "which rank does it")
+    ready_dir: str = described("", "folder in which each rank leaves a file when it gets there")
+
+
+@register_model("misbehaving", MisbehavingConfig, task="causal_lm")
+class Misbehaving:
+    @staticmethod
+    def build(config: MisbehavingConfig, info: Any) -> Any:
+        from recipes.models import gpt  # imports torch: only where a model is built
+
+        model = gpt.build(config, info)
+        num_calls = 0
+
+        def before_forward(module: Any, inputs: Any) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 2:
+                _misbehave(config)
+
+        model.register_forward_pre_hook(before_forward)
+        return model
+
+    @staticmethod
+    def unit_classes() -> tuple[type, ...]:
+        from recipes.models import gpt
+
+        return gpt.unit_classes()
+
+
+def _misbehave(config: MisbehavingConfig) -> None:
+    rank = int(os.environ["RANK"])
+    if config.ready_dir:
+        (Path(config.ready_dir) / f"ready_{rank}").touch()
+    if config.how == "wait":
+        time.sleep(600)
+    if rank != config.at_rank:
+        return
+    if config.how == "raise":
+        raise RuntimeError("this rank does not like the weather")
+    if config.how == "memory":
+        raise MemoryError("no room")
+    if config.how == "leave":
+        sys.stdout.flush()
+        os._exit(0)
+    if config.how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
