@@ -35,11 +35,21 @@ def local_gradients(handles: Sequence[FlatParamHandle]) -> dict[int, tuple[Wire,
     return by_wire
 
 
+def plain_gradients(model: nn.Module) -> list[Tensor]:
+    """Dense gradients of parameters that no unit owns.
+
+    Sparse ones are neither counted nor scaled: they are rows of tables that each rank holds a different part of, so
+    that no rank knows their norm.
+    """
+    owned = (p.grad for p in model.parameters() if not isinstance(p, ShardedTensor))
+    return [grad for grad in owned if grad is not None and grad.layout is torch.strided]
+
+
 def total_norm(handles: Sequence[FlatParamHandle], model: nn.Module, norm_type: float) -> Tensor:
     """The norm of the whole gradient: 0-dim float32, equal on all ranks.
 
     Gradients of parameters that no unit owns (ignored modules) are counted as they are: they must be equal on all
-    ranks, as replicated parameters are.
+    ranks, as replicated parameters are. Sparse ones are left out: see ``plain_gradients``.
     """
     power = float(norm_type)
     device = handles[0].wire.device
@@ -48,7 +58,7 @@ def total_norm(handles: Sequence[FlatParamHandle], model: nn.Module, norm_type: 
         total = _power_sum(parts, power, device).to(device).reshape(1)
         wire.all_reduce(total, _LABEL, "max" if power == float("inf") else "sum").wait()
         totals.append(total[0])
-    plain = [p.grad for p in model.parameters() if p.grad is not None and not isinstance(p, ShardedTensor)]
+    plain = plain_gradients(model)
     if plain:
         totals.append(_power_sum(plain, power, device).to(device))
     together = torch.stack(totals)
@@ -72,7 +82,7 @@ def clip_grad_norm(
         for _, parts in local_gradients(handles).values():
             if parts:
                 torch._foreach_mul_(parts, scale.to(parts[0].device))
-        plain = [p.grad for p in model.parameters() if p.grad is not None and not isinstance(p, ShardedTensor)]
+        plain = plain_gradients(model)
         if plain:
             torch._foreach_mul_(plain, scale)
     return norm
