@@ -299,7 +299,7 @@ def flat_parameters(model: nn.Module) -> list[FlatParameter]:
                 continue
             if handle.flat_parameter is None:
                 flat = FlatParameter(handle.sharded)
-                flat.unit_name = unit.name
+                flat.unit_name, flat.wire = unit.name, handle.wire
                 flat.segments = tuple(
                     FlatSegment(segment, parameter.spec.span)
                     for segment, parameter in zip(handle.layout.segments, handle.params, strict=True)
