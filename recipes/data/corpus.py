@@ -118,9 +118,7 @@ def split_documents(lengths: NDArray[np.int64], eval_fraction: float, where: str
     if cut_bytes:
         train_lasts[cut_number] -= cut_bytes
         eval_firsts[cut_number] -= cut_bytes
-    return TextSplits(
-        _nonempty(numbers, np.zeros_like(lengths), train_lasts), _nonempty(numbers, eval_firsts, lengths)
-    )
+    return TextSplits(_nonempty(numbers, np.zeros_like(lengths), train_lasts), _nonempty(numbers, eval_firsts, lengths))
 
 
 def _chosen(lengths: NDArray[np.int64], goal: int) -> tuple[NDArray[np.bool_], int, int]:

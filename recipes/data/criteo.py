@@ -30,7 +30,7 @@ NUM_DENSE = 13
 NUM_TABLES = 26
 _FORMAT = 1  # of the prepared folder
 _META_FILE = "meta.json"
-_SUFFIXES = (".tsv", ".txt", ".gz")
+_SUFFIXES = (".tsv", ".txt", ".tsv.gz", ".txt.gz")
 _BLOCK_BYTES = 16 << 20  # parsed at once
 _DENSE_NAMES = [f"count_{number + 1}" for number in range(NUM_DENSE)]
 _TABLE_NAMES = [f"category_{number + 1}" for number in range(NUM_TABLES)]
@@ -58,6 +58,7 @@ def prepare(config: CriteoConfig, request: PrepareRequest) -> Splits:
             f"data.path={config.path}: {num_rows} rows are too few to hold out data.eval_fraction="
             f"{config.eval_fraction}; give more rows or another fraction"
         )
+    positive_share = meta["num_positive"] / num_rows
     train = ClickRows(dense, sparse, labels[:, 0], np.arange(num_train))
     held_out = ClickRows(dense, sparse, labels[:, 0], np.arange(num_train, num_rows))
     info = DataInfo(
@@ -66,9 +67,9 @@ def prepare(config: CriteoConfig, request: PrepareRequest) -> Splits:
         table_rows=(config.rows_per_table,) * NUM_TABLES,
         num_train=len(train),
         num_eval=len(held_out),
-        description=f"{num_rows:,} clicks from {place}, {meta['num_positive'] / num_rows:.1%} positive; the last "
+        description=f"{num_rows:,} clicks from {place}, {positive_share:.1%} positive; the last "
         f"{len(held_out):,} held out",
-        extras={"fingerprint": f"{num_train}-{meta['checksum']:08x}", "positive_share": meta["num_positive"] / num_rows},
+        extras={"fingerprint": f"{num_train}-{meta['checksum']:08x}", "positive_share": positive_share},
     )
     return Splits(train, held_out, info)
 
@@ -111,18 +112,20 @@ def _batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
     types |= {name: pyarrow.float32() for name in _DENSE_NAMES}
     types |= {name: pyarrow.string() for name in _TABLE_NAMES}
     try:
-        with pyarrow.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
-            with pyarrow.csv.open_csv(
+        with (
+            pyarrow.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream,
+            pyarrow.csv.open_csv(
                 stream,
                 read_options=pyarrow.csv.ReadOptions(column_names=list(types), block_size=_BLOCK_BYTES),
                 parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=True),
                 convert_options=pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
-            ) as reader:
-                for batch in reader:
-                    labels = batch.column("label")
-                    if labels.null_count or labels.to_numpy(zero_copy_only=False).max(initial=0) > 1:
-                        raise _explained(path, "a label is not 0 or 1")
-                    yield batch
+            ) as reader,
+        ):
+            for batch in reader:
+                labels = batch.column("label")
+                if labels.null_count or labels.to_numpy(zero_copy_only=False).max(initial=0) > 1:
+                    raise _explained(path, "a label is not 0 or 1")
+                yield batch
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise _explained(path, str(error)) from error
 

@@ -30,8 +30,9 @@ _DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".txt")
 def prepare(config: HFDatasetConfig, request: PrepareRequest) -> Splits:
     folder = existing_path(config.path, "data.path", "a folder written by save_to_disk, or one of data files")
     if not folder.is_dir():
-        raise DataError(f"data.path={config.path} is a file; data=hf_dataset expects a folder (data=text_files reads "
-                        "single files)")
+        raise DataError(
+            f"data.path={config.path} is a file; data=hf_dataset expects a folder (data=text_files reads single files)"
+        )
     if request.is_main:  # it may convert data files into its own cache: once, while the others wait
         dataset = _load(folder, config.split, request.cache_dir)
     request.barrier()

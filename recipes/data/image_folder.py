@@ -60,9 +60,7 @@ def prepare(config: ImageFolderConfig, request: PrepareRequest) -> Splits:
 class ImageFiles(Dataset):
     """Files with labels [N]. ``mirror_seed``: of the mirroring; None mirrors nothing."""
 
-    def __init__(
-        self, paths: list[Path], labels: NDArray[np.int64], image_size: int, mirror_seed: int | None
-    ) -> None:
+    def __init__(self, paths: list[Path], labels: NDArray[np.int64], image_size: int, mirror_seed: int | None) -> None:
         self._paths, self._labels = paths, labels
         self._image_size, self._mirror_seed = image_size, mirror_seed
 

@@ -6,6 +6,7 @@ taken is counted separately, on the loop's side, so that a checkpoint never cont
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from types import TracebackType
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recipes.data.errors import DataError
+from recipes.data.randomness import Permutation, key_of
 from recipes.data.records import IGNORED_LABEL, Batch, Dataset
 from recipes.data.stream import Sample, SampleStream, StreamState
 
@@ -106,9 +109,7 @@ class TrainBatches:
         self.close()
 
     def _start(self) -> None:
-        ahead = SampleStream(
-            self._stream.order.dataset_len, self._stream.order.seed, self._stream.global_batch
-        )
+        ahead = SampleStream(self._stream.order.dataset_len, self._stream.order.seed, self._stream.global_batch)
         ahead.position = self._stream.position
         self._stop = threading.Event()
         # A daemon, so that a loop that dies without closing cannot keep the process alive.
@@ -117,9 +118,7 @@ class TrainBatches:
         )
         self._thread.start()
 
-    def _work(
-        self, ahead: SampleStream, ready: queue.Queue[list[Batch] | _Failure], stop: threading.Event
-    ) -> None:
+    def _work(self, ahead: SampleStream, ready: queue.Queue[list[Batch] | _Failure], stop: threading.Event) -> None:
         while not stop.is_set():
             item: list[Batch] | _Failure
             try:
@@ -145,9 +144,7 @@ class TrainBatches:
         return batch
 
 
-def _put(
-    ready: queue.Queue[list[Batch] | _Failure], item: list[Batch] | _Failure, stop: threading.Event
-) -> bool:
+def _put(ready: queue.Queue[list[Batch] | _Failure], item: list[Batch] | _Failure, stop: threading.Event) -> bool:
     """Wait for room; False if asked to end instead."""
     while not stop.is_set():
         try:
@@ -171,23 +168,28 @@ class EvalBatch:
 
 
 class EvalBatches:
-    """The first ``eval_samples`` held-out samples, each on exactly one rank; the same ones at every evaluation."""
+    """``eval_samples`` held-out samples, each on exactly one rank; the same ones at every evaluation of every run.
+
+    They are the first of a fixed shuffled order: the first of the split's own order would be one long document.
+    """
 
     def __init__(self, dataset: Dataset, eval_samples: int, *, rank: int, world_size: int, micro_batch: int) -> None:
         self._dataset = dataset
         self.num_samples = min(eval_samples, len(dataset))  # over all ranks
+        self._order = Permutation(max(1, len(dataset)), key_of("evaluation"))
         self._rank, self._world_size, self._micro_batch = rank, world_size, micro_batch
 
     def __len__(self) -> int:
         """Forwards of one evaluation; the same on every rank."""
-        return -(-self.num_samples // (self._world_size * self._micro_batch))
+        return math.ceil(self.num_samples / (self._world_size * self._micro_batch))
 
     def __iter__(self) -> Iterator[EvalBatch]:
         for number in range(len(self)):
             first = (number * self._world_size + self._rank) * self._micro_batch
             count = max(0, min(self._micro_batch, self.num_samples - first))
             filling = [0] * (self._micro_batch - count)
-            batch = dict(self._dataset.batch([*range(first, first + count), *filling], epoch=0))
+            positions = np.array([*range(first, first + count), *filling])
+            batch = dict(self._dataset.batch(self._order(positions).tolist(), epoch=0))
             weights = torch.ones(self._micro_batch)
             if filling:
                 weights[count:] = 0

@@ -28,7 +28,7 @@ _BATCH_PIECES = 1024
 
 
 class TokenBlocks(abc.ABC):
-    """A split as equally long rows of ids: block i is the raw material of sample i, on every rank and in every epoch."""
+    """A split as equally long rows of ids: block i is the raw material of sample i, on every rank, in every epoch."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -77,8 +77,10 @@ class PackedTokens(TokenBlocks):
         """Raises DataError if the file is not as long as its meta data says."""
         itemsize = np.dtype(dtype).itemsize
         if not path.is_file() or path.stat().st_size != num_tokens * itemsize:
-            raise DataError(f"{path} is damaged: expected {num_tokens * itemsize} bytes. Delete {path.parent}; "
-                            "the next run prepares it again")
+            raise DataError(
+                f"{path} is damaged: expected {num_tokens * itemsize} bytes. Delete {path.parent}; "
+                "the next run prepares it again"
+            )
         # An empty file cannot be mapped.
         self._tokens: NDArray[np.unsignedinteger] = (
             np.memmap(path, dtype=dtype, mode="r") if num_tokens else np.zeros(0, dtype=dtype)

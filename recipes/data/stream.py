@@ -9,7 +9,8 @@ State: epoch and next sample (with seed and n to recognise another order). Batch
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from recipes.data.errors import DataError
 from recipes.data.randomness import Permutation, key_of
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sample:
     """A sample of one epoch: the same index in another epoch may be masked or flipped differently."""
 
     epoch: int

@@ -56,7 +56,7 @@ class VirtualText:
         if is_ended:
             return place  # a document begins here
         space = max(before.rfind(white) for white in (bytes([code]) for code in _WHITESPACE))
-        is_piece_start = len(before) < min(_LOOK_BACK_BYTES, place)
+        is_piece_start = len(before) < _LOOK_BACK_BYTES
         return place - (len(before) - space - 1) if space >= 0 or is_piece_start else place
 
 
@@ -112,9 +112,7 @@ class StreamedTokens(TokenBlocks):
             read += self._text.read(0, min(last, self._text.num_bytes))
         encoded = self._tokenizer.encode([raw for raw, _ in read])
         rows = [
-            row
-            for ids, (_, is_ended) in zip(encoded, read, strict=True)
-            for row in ([ids, end] if is_ended else [ids])
+            row for ids, (_, is_ended) in zip(encoded, read, strict=True) for row in ([ids, end] if is_ended else [ids])
         ]
         return np.concatenate(rows)
 

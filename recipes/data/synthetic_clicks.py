@@ -18,8 +18,9 @@ from recipes.data.randomness import as_uniform, key_of, random_bits, random_tabl
 from recipes.data.records import Batch, DataInfo, Dataset, PrepareRequest, Splits
 from recipes.schema.data import SyntheticClicksConfig
 
-_SKEW = 3.0  # value = rows * u ** skew
-_STRENGTH = {"dense": 1.0, "single": 1.2, "pair": 1.2}  # standard deviations of the parts of the logit
+_SKEW = 6.0  # value = rows * u ** skew: of 1,000 values the most frequent one has a third of the samples
+_STRENGTH = {"dense": 1.0, "single": 1.5, "pair": 1.0}  # standard deviations of the parts of the logit
+_TABLE_DECAY = 0.7  # each table matters this much less than the one before
 _BIAS = -1.2  # about a third of the labels are 1
 
 
@@ -52,7 +53,10 @@ class PlantedClicks(Dataset):
         self._first, self._last = first, last
         self._num_dense, self._num_tables = config.num_dense, config.num_tables
         self._rows_per_table = config.rows_per_table
-        self._dense_effects = _normal(key_of("dense effects"), np.zeros(1, dtype=np.uint64), config.num_dense)[0]
+        effects = _normal(key_of("dense effects"), np.zeros(1, dtype=np.uint64), config.num_dense)[0]
+        self._dense_weights = _unit(effects)
+        self._table_weights = _unit(_TABLE_DECAY ** np.arange(config.num_tables))
+        self._pair_weights = _unit(_TABLE_DECAY ** np.arange(config.num_tables - 1))
 
     def __len__(self) -> int:
         return self._last - self._first
@@ -67,9 +71,7 @@ class PlantedClicks(Dataset):
             "labels": torch.from_numpy(is_click.astype(np.float32)),
         }
 
-    def drawn(
-        self, indices: Sequence[int]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    def drawn(self, indices: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
         """dense [B, D], sparse [B, tables], and the planted probability of a click [B]: nobody can predict better."""
         numbers = np.asarray(indices, dtype=np.uint64) + np.uint64(self._first)
         dense = _normal(key_of("dense"), numbers, self._num_dense)
@@ -79,9 +81,9 @@ class PlantedClicks(Dataset):
         pairs = effects[:, 1:] * effects[:, :-1]
         logit = (
             _BIAS
-            + _STRENGTH["dense"] * (dense @ self._dense_effects) / max(1, self._num_dense) ** 0.5
-            + _STRENGTH["single"] * effects.sum(axis=1) / self._num_tables**0.5
-            + _STRENGTH["pair"] * pairs.sum(axis=1) / max(1, self._num_tables - 1) ** 0.5
+            + _STRENGTH["dense"] * (dense @ self._dense_weights)
+            + _STRENGTH["single"] * (effects @ self._table_weights)
+            + _STRENGTH["pair"] * (pairs @ self._pair_weights)
         )
         return dense, sparse, 1 / (1 + np.exp(-logit))
 
@@ -89,6 +91,11 @@ class PlantedClicks(Dataset):
         """[B, tables]: the effect of each value, a fixed draw from a uniform distribution of variance 1."""
         tables = random_bits(key_of("value effects"), np.arange(self._num_tables, dtype=np.uint64))
         return (as_uniform(random_bits(tables, sparse.astype(np.uint64))) - 0.5) * 12**0.5
+
+
+def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scaled to length 1; an empty one stays empty."""
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
 def _normal(key: int, rows: NDArray[np.uint64], columns: int) -> NDArray[np.float64]:
