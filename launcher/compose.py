@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from hydra.core.override_parser.types import Override
@@ -25,6 +25,9 @@ from launcher.plugins import load_plugins, plugin_presets
 from launcher.schema import ACTIONS, Config
 from launcher.sources import Sources, Typed, shown
 from launcher.words import Words, check_presets, for_composing, read_words
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class Composer:
         self.plugins = self._load_plugins()
         self.config_name = line.flags.get("config_name", PRIMARY).removesuffix(".yaml")
         self.loader = HydraLoader(config_dir, self.config_name)
-        self.presets = self.loader.groups()
+        searchpath = [str(word.input_line) for word in self.words.overrides if word.is_hydra_override()]
+        self.presets = _told(lambda: self.loader.groups(searchpath), self.config_name, [*line.problems])
         self._problems = [*line.problems, *self._words_without_value(), *self.words.problems]
         self._refuse_shadowed(config_dir)
 
@@ -89,12 +93,7 @@ class Composer:
         failed = self.line.failed | self.words.failed | chosen.failed
         own_primary = self.config_name != PRIMARY
         lines = [for_composing(override, self.presets, own_primary) for override in chosen.overrides]
-        try:
-            config = self.loader.compose(lines)
-        except COMPOSING_ERRORS as error:
-            if os.environ.get("HYDRA_FULL_ERROR") == "1":
-                raise
-            raise ConfigErrors([*problems, _composing_problem(error, self.config_name)]) from None
+        config = _told(lambda: self.loader.compose(lines), self.config_name, problems)
         sources = self._sources(chosen, lines)
         problems.extend(self._unselected_loggers(chosen, sources))
         choices = _choices(config)
@@ -187,6 +186,16 @@ class Composer:
             raw["cluster"].update(
                 kind="torchrun", num_nodes=self.joined.num_nodes, nproc_per_node=self.joined.local_world_size
             )
+
+
+def _told(ask_hydra: Callable[[], T], config_name: str, problems: list[Problem]) -> T:
+    """What Hydra answers; its errors become ConfigErrors, after the ``problems`` found so far."""
+    try:
+        return ask_hydra()
+    except COMPOSING_ERRORS as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        raise ConfigErrors([*problems, _composing_problem(error, config_name)]) from None
 
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError)

@@ -30,6 +30,7 @@ from launcher.sources import Layer, shown
 PACKAGE = "configs"
 PRIMARY = "config"
 VERSION_BASE = "1.3"
+_stored: list[tuple[str, str]] = []  # (group, name) of what is in Hydra's ConfigStore because of us
 
 
 class CachedRepository(ConfigRepository):
@@ -75,10 +76,11 @@ class HydraLoader:
         self._loader.repository = CachedRepository(search_path)
         self.config_name = config_name
 
-    def groups(self) -> dict[str, list[str]]:
-        """Preset names of every group of ours and the user's."""
-        names = [name for name in self._loader.list_groups("") if name != "hydra"]
-        return {name: self._loader.get_group_options(name, ObjectType.CONFIG) for name in names}
+    def groups(self, searchpath: Sequence[str]) -> dict[str, list[str]]:
+        """Preset names of every group of ours and the user's. searchpath: overrides of ``hydra.searchpath``, if any."""
+        _, repository = self._loader._parse_overrides_and_create_caching_repo(self.config_name, list(searchpath))
+        names = [name for name in repository.get_group_options("", ObjectType.GROUP) if name != "hydra"]
+        return {name: repository.get_group_options(name, ObjectType.CONFIG) for name in names}
 
     def is_built_in(self, name: str) -> bool:
         """Whether the package itself has such a preset (``model/gpt_tiny``) or primary config (``config``)."""
@@ -114,10 +116,14 @@ class HydraLoader:
 
 
 def store_presets(presets: Sequence[tuple[str, str, dict[str, Any], str]]) -> None:
-    """Offer (group, name, tree, file) as presets, beside the files of the search path."""
+    """Offer (group, name, tree, file) as presets, beside the files of the search path; earlier ones are forgotten."""
     store = ConfigStore.instance()
+    for group, name in _stored:
+        del store.repo[group][f"{name}.yaml"]
+    _stored.clear()
     for group, name, tree, file in presets:
         store.store(group=group, name=name, node=tree, provider=f"plugin {file}")
+        _stored.append((group, name))
 
 
 def resolve_hydra_of(config: DictConfig) -> None:

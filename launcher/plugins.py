@@ -105,11 +105,15 @@ def _import(file: Path) -> None:
     assert spec is not None and spec.loader is not None  # the suffix is .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their own module up while they are made
+    writes_bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # a check leaves nothing behind, no __pycache__ beside the user's file either
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
 
 
 def _import_problem(file: Path, error: Exception) -> Problem:

@@ -34,6 +34,11 @@ def _world_in_words(config: Config) -> str:
     return f"W = {ranks}" if nodes == 1 else f"W = {nodes} x {ranks} = {nodes * ranks}"
 
 
+def _world_keys(config: Config) -> tuple[str, ...]:
+    """The keys that made W what it is."""
+    return WORLD if config.cluster.num_nodes > 1 else ("cluster.nproc_per_node",)
+
+
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
@@ -112,7 +117,7 @@ def factor(config: Config, about: About) -> Iterator[Problem]:
             got=chosen,
             expected=f"a divisor of W: {', '.join(map(str, _divisors(world)))}",
             remedy=f"sharding.factor={max(divisor for divisor in _divisors(world) if divisor <= chosen)}",
-            also=WORLD,
+            also=_world_keys(config),
         )
 
 
@@ -132,7 +137,7 @@ def batches(config: Config, about: About) -> Iterator[Problem]:
         got=total,
         expected=f"a multiple of {step}",
         remedy=choices,
-        also=("train.micro_batch", *WORLD) if micro else WORLD,
+        also=("train.micro_batch", *_world_keys(config)),
     )
 
 
