@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,7 +169,7 @@ def _wired(
         wires[ranks] = selection.wire
         if selection.message:
             messages.append(selection.message)
-    return Groups(
+    groups = Groups(
         table,
         rank,
         wires[table.shard_group(rank)],
@@ -176,3 +177,10 @@ def _wired(
         wires[everyone],
         tuple(messages),
     )
+    weakref.finalize(groups, _close_all, tuple(wires.values()))  # the last model on these wires is gone
+    return groups
+
+
+def _close_all(wires: tuple[Wire, ...]) -> None:
+    for wire in wires:
+        wire.close()

@@ -7,6 +7,7 @@
 | gradient source | [padded_numel] | reduce dtype | buffer pool, GRAD_FULL | node backward to end of reduce-scatter |
 | reduced shard | [shard_numel] | reduce dtype | buffer pool, GRAD_SHARD, or the gradient itself | reduce-scatter to accumulate |
 | ``gradient`` | [shard_numel] | the parameters' own | ``ShardGradient`` | first reduction to zero_grad |
+| ``unwritten`` | per parameter | compute dtype | this handle | in-place write in forward to end of backward |
 | ``unsynced`` | [padded_numel] | reduce dtype | buffer pool, GRAD_FULL | first to last micro-batch without communication |
 
 ``sharded`` and ``full`` are two tensors with two names; neither is ever pointed at the other's memory, except that
@@ -112,7 +113,8 @@ class FlatParamHandle:
         self.full_buffer: Buffer | None = None
         self._work: Work = _NO_WORK
         self._gathered: Event = HAPPENED
-        view = None if self.is_offloaded or self.dtypes.compute != self.dtypes.param else self.wire.full_view(self.sharded)
+        self._unwritten: dict[int, Tensor] = {}
+        view = None if self.is_offloaded else self.wire.full_view(self.sharded, self.dtypes.compute)
         self.fixed_full: Buffer | None = None if view is None else Buffer(view)
 
     def _allocate_sharded(self, device: torch.device) -> Tensor:
@@ -200,6 +202,9 @@ class FlatParamHandle:
         self.resources.streams.wait(self._gathered)
         if not self.resources.streams.is_inline and self.fixed_full is None and self.full_buffer is not None:
             self.resources.streams.keep_for_current(self.full_buffer.memory)
+        if self._unwritten:
+            with torch.no_grad():
+                self._show_unwritten()
 
     def reshard(self) -> None:
         """Give ``full`` back; the caller's stream holds its last use."""
@@ -223,13 +228,21 @@ class FlatParamHandle:
             return [memory.as_strided(s.shape, s.stride, base + s.start) for s in self.layout.segments]
 
     def write_back(self, index: int, full: Tensor) -> None:
-        """A module wrote into a gathered parameter in place: keep this rank's part."""
-        segment = self.layout.segments[index]
-        span = self.layout.local_span(segment, self.wire.group_rank)
-        if span.numel:
-            flat = full.detach().as_strided((segment.numel,), (1,))
-            self.sharded[span.shard_start : span.shard_end].copy_(flat[span.start : span.end])
+        """A module wrote into a gathered parameter in place. Peers may be reading the shard: keep the new values,
+        show them in every gather until ``settle`` may put them there."""
+        self._unwritten[index] = full.detach().clone(memory_format=torch.preserve_format)
         self.writes.writes += 1
+
+    def _show_unwritten(self) -> None:
+        views = self.full_views()
+        for index, value in self._unwritten.items():
+            views[index].copy_(value)
+
+    def settle(self) -> None:
+        """No peer reads the shard now: put in what modules wrote into gathered parameters."""
+        unwritten, self._unwritten = self._unwritten, {}
+        for index, value in unwritten.items():
+            self.write_original(index, value)
 
     # -- gradients ------------------------------------------------------------------------------------------------------
 

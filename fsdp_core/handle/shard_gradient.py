@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_core.comm.memory import Buffer
+from fsdp_core.comm.wire import Wire
 from fsdp_core.errors import StateError
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 from fsdp_core.layout.flat_layout import LocalSpan, Segment
@@ -43,6 +44,17 @@ class FlatParameter(nn.Parameter):
 
     segments: tuple[FlatSegment, ...]
     unit_name: str
+    wire: Wire  # of the sharding group
+
+    @property
+    def base(self) -> FlatParameter:
+        """The whole shard that this is, or (``FlatSlice``) is a run of elements of."""
+        return self
+
+    @property
+    def shard_offset(self) -> int:
+        """Where this begins in ``base``."""
+        return 0
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         raise StateError(

@@ -37,7 +37,7 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
         wire=options.wire,
         device=device,
         ranks_per_host=options.ranks_per_host,
-        expected_bytes=sum(p.tensor.nbytes for unit in plan.units for p in unit.parameters),
+        expected_bytes=_shared_bytes(plan, options),
     )
     check_structure(plan, groups)
     if options.sync_module_states:
@@ -61,6 +61,12 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
     for unit in units:
         attach(unit)
     return context
+
+
+def _shared_bytes(plan: Plan, options: ShardingOptions) -> int:
+    """About what this rank asks of its wire: its shards and the gradient sources of the two largest units."""
+    sizes = [sum(p.tensor.nbytes for p in unit.parameters) for unit in plan.units]
+    return sum(sizes) // (options.sharding_factor or 2) + 2 * max(sizes, default=0)
 
 
 def _in_tree_order(root: nn.Module, units: list[Unit], inner: list[Unit]) -> list[Unit]:

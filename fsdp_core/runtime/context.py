@@ -182,7 +182,8 @@ class Context:
             for unit in self.units:
                 if not unit.is_sharded:
                     self.free(unit)
-            self._quiesce()
+            if not has_failed:  # after a failure ranks may be in different places
+                self._quiesce()
         elif current.free_later:
             for unit in current.free_later[:-1]:
                 self._free_unless_open(unit)
@@ -423,8 +424,11 @@ class Context:
                     self._start_reduction(unit, handle, {}, [])
 
     def _quiesce(self) -> None:
+        """From here until the next gather this rank's shards may be written."""
         for wire in self.gather_wires():
             wire.quiesce()
+        for _, handle in self.each_handle():
+            handle.settle()
 
     # -- outside of passes --------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class GatherNode(torch.autograd.Function):
         ctx.unit = unit
         ctx.positions = unit.trainable_positions
         ctx.is_spent = False
+        ctx.epochs = unit.write_epochs()
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*full_tensors)
         return tuple(full_tensors)

@@ -98,6 +98,22 @@ class Unit:
             handle.unit_name = name
         self._labels = {phase: Label(unit_id, phase, name) for phase in _PHASES}
 
+    def write_epochs(self) -> tuple[int, ...]:
+        return tuple(handle.write_epoch() for handle in self.handles)
+
+    def check_unwritten(self, node: Any) -> None:
+        """Where gathered parameters are only a view of the shards, a write in between would change gradients."""
+        for handle, then, now in zip(self.handles, node.epochs, self.write_epochs(), strict=True):
+            if handle.fixed_full is not None and then != now:
+                raise StateError(
+                    "A parameter needed for gradient computation was modified in place after the forward that used it.",
+                    unit=self.name,
+                    parameter=", ".join(p.spec.fqn for p in handle.params[:3]),
+                    expected="no optimizer step, load or in-place write between forward and backward",
+                    got="a write",
+                    remedy="run backward before changing parameters, or run the forward again",
+                )
+
     # -- state ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -247,6 +263,9 @@ class Unit:
             others = [saved for saved in call.saved if saved.handle is handle and not start <= saved.start < end]
             for saved in (*current, *others):  # what was saved after the write, or of other parameters, is still right
                 saved.epoch = handle.write_epoch()
+        node = self._node() if self._node is not None else None
+        if node is not None:
+            node.epochs = self.write_epochs()
 
     # -- backward -------------------------------------------------------------------------------------------------------
 
@@ -279,6 +298,7 @@ class Unit:
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             node.is_spent = True
         self._recompute_tensors = None
+        self.check_unwritten(node)
         return self.context.reduce_unit(self, node, grads)
 
     def grads_by_handle(

@@ -80,6 +80,8 @@ def full_parameters_of(
                 flat = flat.cpu()
                 grad_flat = None if grad_flat is None else grad_flat.cpu()
             shown.append((unit, handle, _show(handle, flat, grad_flat)))
+    for context in contexts:
+        context.settle()  # peers have read this rank's shards: they may be written again
     try:
         yield
     finally:

@@ -57,8 +57,6 @@ def model_state_dict(model: nn.Module, kind: StateKind, *, rank0_only: bool, off
     if kind not in ("full", "sharded", "local"):
         raise StateError("The kind of a state dict is not understood.", expected="full, sharded or local", got=kind)
     contexts = contexts_in(model)
-    for context in contexts:
-        context.settle()
     if kind == "local":
         return _local_state(model, contexts)
     is_kept = not rank0_only or contexts[0].root.groups.rank == contexts[0].root.groups.table.rows[0][0]
@@ -81,6 +79,7 @@ def _gather_all(contexts: list[Context], is_kept: bool, offload_to_cpu: bool) ->
     """Whole parameters by id of the sharded one, gathered unit by unit; every rank takes part."""
     whole: dict[int, Tensor] = {}
     for context in contexts:
+        context.settle()
         for unit, handle in context.each_handle():
             flat = gather_flat(handle, handle.sharded, unit.state_label)
             if not is_kept:
@@ -89,6 +88,7 @@ def _gather_all(contexts: list[Context], is_kept: bool, offload_to_cpu: bool) ->
                 flat = flat.cpu()
             for parameter, view in zip(handle.params, whole_views(handle, flat), strict=True):
                 whole[id(parameter)] = view.clone(memory_format=torch.preserve_format)
+        context.settle()
     return whole
 
 
