@@ -54,16 +54,22 @@ class _Exchange(Work):
         theirs = bytearray(ENVELOPE_BYTES)
         memory = torch.frombuffer(theirs, dtype=torch.uint8)
         self._kept += (mine, memory)
-        self._envelopes[peer] = (self._wire.start_receive(memory, peer, _ENVELOPE_TAG), theirs)
-        self._sends.append((peer, self._wire.start_send(mine, peer, _ENVELOPE_TAG)))
+        self._envelopes[peer] = (self._start(self._wire.group.recv, memory, peer, _ENVELOPE_TAG), theirs)
+        self._sends.append((peer, self._start(self._wire.group.send, mine, peer, _ENVELOPE_TAG)))
 
     def receive(self, peer: int, tensor: Tensor, tag: int) -> None:
         self._kept.append(tensor)
-        self._receives[peer] = self._wire.start_receive(_as_bytes(tensor), peer, tag)
+        self._receives[peer] = self._start(self._wire.group.recv, _as_bytes(tensor), peer, tag)
 
     def send(self, peer: int, tensor: Tensor, tag: int) -> None:
         self._kept.append(tensor)
-        self._sends.append((peer, self._wire.start_send(_as_bytes(tensor), peer, tag)))
+        self._sends.append((peer, self._start(self._wire.group.send, _as_bytes(tensor), peer, tag)))
+
+    def _start(self, function: Callable[..., Any], data: Tensor, peer: int, tag: int) -> Any:
+        try:
+            return function([data], peer, tag)
+        except RuntimeError as error:
+            raise self._wire.fail_missing(peer, error, self.packed) from error
 
     def then(self, finish: Callable[[], None]) -> None:
         """Run ``finish`` when everything has been received."""
@@ -132,7 +138,7 @@ class GlooP2PWire(Wire):
         ranks_per_host: int | None = None,
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
-        self._group, self._ranks = group, tuple(ranks)
+        self.group, self._ranks = group, tuple(ranks)
         self.group_size, self.group_rank = len(self._ranks), dist.get_rank(group)
         self.counter = WireCounter()
         self._hosts = HostLayout(self._ranks, self.group_rank, ranks_per_host)
@@ -256,23 +262,11 @@ class GlooP2PWire(Wire):
 
     # Messages -------------------------------------------------------------------------------------------------------
 
-    def start_send(self, data: Tensor, peer: int, tag: int) -> Any:
-        return self._start(self._group.send, data, peer, tag)
-
-    def start_receive(self, data: Tensor, peer: int, tag: int) -> Any:
-        return self._start(self._group.recv, data, peer, tag)
-
-    def _start(self, function: Callable[..., Any], data: Tensor, peer: int, tag: int) -> Any:
-        try:
-            return function([data], peer, tag)
-        except RuntimeError as error:
-            raise self._fail(self._missing(peer, error, None)) from error
-
     def await_message(self, work: Any, peer: int, packed: bytes) -> None:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            raise self._fail(self._missing(peer, error, packed)) from error
+            raise self.fail_missing(peer, error, packed) from error
 
     def check_usable(self) -> None:
         if self._failure is not None:
@@ -288,15 +282,17 @@ class GlooP2PWire(Wire):
             self._failure = error
         return error
 
-    def _missing(self, peer: int, error: BaseException, packed: bytes | None) -> WireError:
-        where = Envelope.unpack(packed) if packed is not None else None
+    def fail_missing(self, peer: int, error: BaseException, packed: bytes) -> EngineError:
+        where = Envelope.unpack(packed)
         me, them = self._ranks[self.group_rank], self._ranks[peer]
-        return WireError(
-            f"rank {me} waited for rank {them} in vain",
-            unit=(where.label.unit or None) if where else None,
-            expected=f"rank {them} in {where or 'the next collective'} within {self._timeout.total_seconds():g} s",
-            got=str(error).splitlines()[0][:300],
-            remedy=f"look at the log of rank {them} for what stopped it there",
+        return self._fail(
+            WireError(
+                f"rank {me} waited for rank {them} in vain",
+                unit=where.label.unit or None,
+                expected=f"rank {them} in {where} within {self._timeout.total_seconds():g} s",
+                got=str(error).splitlines()[0][:300],
+                remedy=f"look at the log of rank {them} for what stopped it there",
+            )
         )
 
 

@@ -42,6 +42,7 @@ SECTION_BYTES = _ENTRIES_AT + NUM_ENTRIES * ENTRY_BYTES
 _REASON_AT, _REASON_BYTES = 512, 3072
 _PLACE = struct.Struct("<qqq")  # fields of Place
 SPINS = 40
+_SAY_ALL_S = 1.0  # how long an error about a mismatch waits for the ranks that have not come yet
 _SLICE_S = 0.1  # longest sleep before looking for dead peers
 
 
@@ -312,12 +313,19 @@ class Board:
         )
 
     def _fail_mismatch(self, sequence: int) -> None:
+        deadline = time.monotonic() + _SAY_ALL_S
+        while time.monotonic() < deadline and any(self._may_come(peer, sequence) for peer in self._others):
+            time.sleep(1e-3)  # ranks that are about to come make the error complete
         by_rank = {
             self.ranks[peer]: self._entry(peer, sequence)
             for peer in range(len(self.ranks))
             if self.has(peer, Word.ISSUED, sequence + 1)
         }
         raise self.fail(mismatch_error(by_rank, self._me))
+
+    def _may_come(self, peer: int, sequence: int) -> bool:
+        is_running = self._words[self._word_at(peer, Word.STATE)] == RankState.RUNNING
+        return is_running and not self.has(peer, Word.ISSUED, sequence + 1)
 
     # Layout ---------------------------------------------------------------------------------------------------------
 
