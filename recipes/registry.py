@@ -126,7 +126,7 @@ def register_model(name: str, config: type, task: str) -> Callable[[C], C]:
 
 
 def register_data(name: str, config: type, task: str) -> Callable[[C], C]:
-    """Class decorator for plugins: ``prepare(config, request) -> Dataset`` is needed."""
+    """Class decorator for plugins: ``prepare(config, request) -> Splits`` is needed."""
     if task not in ("text", "clicks", "images"):
         raise ValueError(f"data '{name}': task must be one of text, clicks, images, got {task!r}")
     return _register(DATA, name, config, task)

@@ -8,19 +8,21 @@ has no locks they build twice and the first rename wins.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from recipes.data.errors import DataError
 from recipes.data.files import Key
-from recipes.data.records import PrepareRequest
+
+if TYPE_CHECKING:  # its module loads torch, which this one does without
+    from recipes.data.records import PrepareRequest
 
 KEY_FILE = "key.json"
 
@@ -28,32 +30,49 @@ KEY_FILE = "key.json"
 def prepared_folder(request: PrepareRequest, group: str, key: Key, build: Callable[[Path], None]) -> Path:
     """The folder that ``build(folder)`` fills, from the cache if it is there. Every rank calls this.
 
-    The main rank builds while the others wait in the barrier; then each of them finds the folder, or, on a host with a
-    cache of its own, the first of that host builds it again.
+    The main rank takes the lock, then meets the others in the barrier: they queue behind it at the lock, where waiting
+    may take hours, and not in a collective, which would time out. On a host with a cache of its own the first of its
+    ranks builds the folder again.
     """
+    root = request.cache_dir / group
     if request.is_main:
-        folder = cached_folder(request.cache_dir / group, key, build, request.report)
+        return cached_folder(root, key, build, request.report, in_line=request.barrier)
     request.barrier()
-    if not request.is_main:
-        folder = cached_folder(request.cache_dir / group, key, build, request.report)
-    return folder
+    return cached_folder(root, key, build, request.report)
 
 
-def cached_folder(root: Path, key: Key, build: Callable[[Path], None], report: Callable[[str], None]) -> Path:
-    """The complete folder of ``key`` under ``root``; raises DataError where it cannot be written."""
+def _nothing() -> None:
+    pass
+
+
+def cached_folder(
+    root: Path,
+    key: Key,
+    build: Callable[[Path], None],
+    report: Callable[[str], None],
+    in_line: Callable[[], None] = _nothing,
+) -> Path:
+    """The complete folder of ``key`` under ``root``; raises DataError where it cannot be written.
+
+    ``in_line`` is called once: when others may follow, because this process holds the lock, waits for it or needs none.
+    """
     text = json.dumps(key, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = root / digest
     if folder.is_dir():
+        in_line()
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _only_one(root / f".{digest}.lock", report) as is_alone:
+        with (root / f".{digest}.lock").open("w") as lock:
+            is_alone = _locked(lock, report, in_line)
             if is_alone:
                 for left_over in root.glob(f".building-{digest}-*"):
                     shutil.rmtree(left_over, ignore_errors=True)
             if not folder.is_dir():
                 _build(root, folder, text, build)
+            if not is_alone:  # without locks the others wait in the barrier after all
+                in_line()
     except OSError as error:
         raise DataError(
             f"cannot prepare data in {root}: {error.strerror or error} ({error.filename or folder}). "
@@ -89,17 +108,16 @@ def _flush_to_disk(path: Path) -> None:
             os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _only_one(lock_file: Path, report: Callable[[str], None]) -> Iterator[bool]:
-    """Hold the lock; yields False where the file system knows no locks. A dead holder's lock is free."""
-    with lock_file.open("w") as lock:
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                report("another run is preparing the same data; waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            is_alone = True
-        except OSError:
-            is_alone = False
-        yield is_alone
+def _locked(lock: TextIO, report: Callable[[str], None], in_line: Callable[[], None]) -> bool:
+    """Take the lock, which closing the file or dying gives back. False where the file system knows no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        report("another process is preparing the same data; waiting for it")
+        in_line()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return True
+    except OSError:
+        return False
+    in_line()
+    return True

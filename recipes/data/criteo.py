@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from recipes.data.cache import prepared_folder
 from recipes.data.clicks import CategoryHash, ClickRows, require_clicks
 from recipes.data.errors import DataError
-from recipes.data.files import existing_path, file_stats, find_files
+from recipes.data.files import existing_path, files_identity, find_files
 from recipes.data.progress import Progress
 from recipes.data.records import DataInfo, PrepareRequest, Splits
 from recipes.schema.data import CriteoConfig
@@ -44,7 +44,7 @@ def prepare(config: CriteoConfig, request: PrepareRequest) -> Splits:
     key = {
         "format": _FORMAT,
         "rows_per_table": config.rows_per_table,
-        "files": [file_stats(path, place if place.is_dir() else place.parent) for path in files],
+        "files": files_identity(files, place if place.is_dir() else place.parent),
     }
     folder = prepared_folder(
         request, "criteo", key, lambda folder: _write_arrays(folder, files, config.rows_per_table, request.report)

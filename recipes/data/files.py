@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -17,10 +18,17 @@ PIECE_BYTES = 8 << 20  # a plain text file longer than this becomes several docu
 _PARQUET_ROWS = 1024  # read at once
 
 
-def file_stats(path: Path, base: Path | None = None) -> list[str | int]:
-    """What stands for a file's content in a key: its name (relative to ``base``), size and time of change."""
+def file_stats(path: Path, base: Path) -> list[str | int]:
+    """What stands for a file's content: its name relative to ``base``, size and time of change."""
     stat = path.stat()
-    return [str(path.relative_to(base) if base else path), stat.st_size, stat.st_mtime_ns]
+    return [str(path.relative_to(base)), stat.st_size, stat.st_mtime_ns]
+
+
+def files_identity(paths: list[Path], base: Path) -> Key:
+    """What stands for the content of many files in a key, in one line: how many, their bytes, a hash of their stats."""
+    stats = [file_stats(path, base) for path in paths]
+    digest = hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:24]
+    return {"num_files": len(paths), "num_bytes": sum(int(stat[1]) for stat in stats), "stats": digest}
 
 
 def existing_path(path: str, key: str, expected: str) -> Path:

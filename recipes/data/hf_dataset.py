@@ -6,6 +6,7 @@ shuffle buffer: its content is not part of a saved position, ours has none.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from recipes.data.cache import prepared_folder
 from recipes.data.corpus import Document, RandomAccessCorpus, limited_lengths
 from recipes.data.errors import DataError, listed
-from recipes.data.files import Key, check_text_column, existing_path, file_stats, find_files
+from recipes.data.files import Key, check_text_column, existing_path, files_identity, find_files
 from recipes.data.records import PrepareRequest, Splits
 from recipes.data.text import prepare_text
 from recipes.schema.data import HFDatasetConfig
 
+_FORMAT = 1  # of converted folders
+_CONVERTED = "dataset"
 _ROWS = 1024  # read at once
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".txt")
 
@@ -33,35 +37,55 @@ def prepare(config: HFDatasetConfig, request: PrepareRequest) -> Splits:
         raise DataError(
             f"data.path={config.path} is a file; data=hf_dataset expects a folder (data=text_files reads single files)"
         )
-    if request.is_main:  # it may convert data files into its own cache: once, while the others wait
-        dataset = _load(folder, config.split, request.cache_dir)
-    request.barrier()
-    if not request.is_main:
-        dataset = _load(folder, config.split, request.cache_dir)
+    saved = folder if _is_saved(folder) else _converted(folder, request)
+    dataset = _split_of(saved, config.split, folder)
     check_text_column(dataset.features.arrow_schema, config.text_field, f"data.path={folder}")
     corpus = DatasetCorpus(folder, config.split, dataset, config.text_field)
     return prepare_text(config, request, corpus, streaming=config.streaming)
 
 
-def _load(folder: Path, split: str, cache_dir: Path) -> datasets.Dataset:
-    is_saved = (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()
+def _is_saved(folder: Path) -> bool:
+    """Whether save_to_disk wrote it."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def _converted(folder: Path, request: PrepareRequest) -> Path:
+    """A folder of data files as a saved dataset in our cache, which every process can map into memory."""
+    find_files(folder, _DATA_SUFFIXES, "data.path")
+
+    def build(prepared: Path) -> None:
+        request.report(f"converting {folder}")
+        with tempfile.TemporaryDirectory(dir=prepared) as own_cache:
+            try:
+                found = datasets.load_dataset(str(folder), cache_dir=own_cache)
+            except Exception as error:  # the library raises a family of its own, pyarrow's and OSError
+                raise _unloadable(folder, error) from error
+            found.save_to_disk(prepared / _CONVERTED)
+
+    key = {"format": _FORMAT, "files": _files_below(folder)}
+    return prepared_folder(request, "datasets", key, build) / _CONVERTED
+
+
+def _split_of(saved: Path, split: str, folder: Path) -> datasets.Dataset:
     try:
-        if is_saved:
-            found: Any = datasets.load_from_disk(str(folder))
-        else:
-            find_files(folder, _DATA_SUFFIXES, "data.path")
-            found = datasets.load_dataset(str(folder), cache_dir=str(cache_dir / "datasets"))
-    except DataError:
-        raise
-    except Exception as error:  # the library raises a family of its own, pyarrow's and OSError
-        raise DataError(
-            f"data.path={folder}: the `datasets` library cannot load it ({type(error).__name__}: {error}). Expected a "
-            f"folder written by save_to_disk, or one of {', '.join(_DATA_SUFFIXES)} files"
-        ) from error
+        found: Any = datasets.load_from_disk(str(saved))
+    except Exception as error:  # see above
+        raise _unloadable(folder, error) from error
     splits = found if isinstance(found, dict) else {str(found.split or split): found}
     if split not in splits:
         raise DataError(f"data.split={split}: {folder} has no such split, it has: {listed(sorted(splits))}")
     return splits[split]
+
+
+def _unloadable(folder: Path, error: Exception) -> DataError:
+    return DataError(
+        f"data.path={folder}: the `datasets` library cannot load it ({type(error).__name__}: {error}). Expected a "
+        f"folder written by save_to_disk, or one of {', '.join(_DATA_SUFFIXES)} files"
+    )
+
+
+def _files_below(folder: Path) -> Key:
+    return files_identity(sorted(path for path in folder.rglob("*") if path.is_file()), folder)
 
 
 class DatasetCorpus(RandomAccessCorpus):
@@ -74,9 +98,7 @@ class DatasetCorpus(RandomAccessCorpus):
         self.name = f"{folder} [{split}]"
 
     def identity(self) -> Key:
-        files = sorted(path for path in self._folder.rglob("*") if path.is_file())
-        stats = [file_stats(path, self._folder) for path in files]
-        return {"kind": "hf_dataset", "split": self._split, "field": self._field, "files": stats}
+        return {"kind": "hf_dataset", "split": self._split, "field": self._field, "files": _files_below(self._folder)}
 
     def documents(self) -> Iterator[Document]:
         row = 0

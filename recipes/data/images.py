@@ -11,7 +11,8 @@ def resolved_image_size(kind: str, data_image_size: int | None, request: Prepare
     if request.task != "images":
         raise DataError(
             f"data.kind={kind} gives images, but the model's task is {request.task}; choose an image model "
-            "(model=regnet_9b or model=deepvit_8b) or other data (data=stdlib_text for text, data=flights for clicks)"
+            "(model=regnet_tiny or model=deepvit_tiny) or other data (data=stdlib_text for text, data=flights for "
+            "clicks)"
         )
     if data_image_size is None and request.image_size is None:
         raise DataError("neither the model nor the data says how large images are; set data.image_size")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from recipes.data.corpus import Corpus, Document
 from recipes.data.errors import DataError
-from recipes.data.files import Key, file_stats
+from recipes.data.files import Key, files_identity
 from recipes.data.records import PrepareRequest, Splits
 from recipes.data.text import prepare_text
 from recipes.schema.data import StdlibTextConfig
@@ -38,7 +38,7 @@ class StdlibCorpus(Corpus):
         self.name = f"Python {platform.python_version()} standard library"
 
     def identity(self) -> Key:
-        return {"kind": "stdlib", "files": [file_stats(path, self._folder) for path in self._files]}
+        return {"kind": "stdlib", "files": files_identity(self._files, self._folder)}
 
     def documents(self) -> Iterator[Document]:
         for path in self._files:

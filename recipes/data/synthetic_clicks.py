@@ -8,6 +8,7 @@ value, and a product of the effects of neighbouring tables, which only a model w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ class PlantedClicks(Dataset):
         return (as_uniform(random_bits(tables, sparse.astype(np.uint64))) - 0.5) * 12**0.5
 
 
-def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+def _unit(vector: NDArray[Any]) -> NDArray[np.float64]:
     """Scaled to length 1; an empty one stays empty."""
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
 

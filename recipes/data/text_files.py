@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.data.corpus import Corpus, Document
-from recipes.data.files import TEXT_SUFFIXES, Key, existing_path, file_stats, find_files, read_documents
+from recipes.data.files import TEXT_SUFFIXES, Key, existing_path, files_identity, find_files, read_documents
 from recipes.data.records import PrepareRequest, Splits
 from recipes.data.text import prepare_text
 from recipes.schema.data import TextFilesConfig
@@ -27,11 +27,7 @@ class FilesCorpus(Corpus):
 
     def identity(self) -> Key:
         base = self._place if self._place.is_dir() else self._place.parent
-        return {
-            "kind": "files",
-            "field": self._text_field,
-            "files": [file_stats(path, base) for path in self._files],
-        }
+        return {"kind": "files", "field": self._text_field, "files": files_identity(self._files, base)}
 
     def documents(self) -> Iterator[Document]:
         for path in self._files:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recipes.data import vocab
 from recipes.data.errors import DataError
-from recipes.data.files import Key, file_stats
+from recipes.data.files import Key, files_identity
 
 Ids = NDArray[np.int64]
 _TOKENIZER_FILES = (".json", ".txt", ".model", ".vocab", ".tiktoken", ".jinja")
@@ -95,7 +95,7 @@ class FolderTokenizer(TextTokenizer):
 
     def identity(self) -> Key:
         files = sorted(path for path in self._folder.iterdir() if path.suffix in _TOKENIZER_FILES)
-        return {"kind": "local", "files": [file_stats(path, self._folder) for path in files]}
+        return {"kind": "local", "files": files_identity(files, self._folder)}
 
     def encode(self, pieces: list[bytes]) -> list[Ids]:
         texts = [piece.decode("utf-8", errors="ignore") for piece in pieces]  # pieces may begin inside a character

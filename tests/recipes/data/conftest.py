@@ -6,8 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from recipes.data.records import PrepareRequest
+
+# The same examples every time, and no deadline: a test must not fail because the machine is busy.
+settings.register_profile("fsdp-launcher", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("fsdp-launcher")
 
 RequestMaker = Callable[..., PrepareRequest]
 

@@ -49,6 +49,10 @@ def ignored(line: str) -> None:
     pass
 
 
+def no_locks(*args: object) -> None:
+    raise OSError("no locks on this file system")
+
+
 def fill(folder: Path) -> None:
     (folder / "data.bin").write_bytes(b"whole")
 
@@ -78,6 +82,7 @@ def test_a_killed_build_is_never_used_and_cleaned_up(tmp_path: Path) -> None:
 def test_the_second_waits_and_says_so(tmp_path: Path) -> None:
     lines: list[str] = []
     began, may_end = threading.Event(), threading.Event()
+    others_may_follow = threading.Event()
 
     def slow(folder: Path) -> None:
         began.set()
@@ -95,15 +100,13 @@ def test_the_second_waits_and_says_so(tmp_path: Path) -> None:
     def never(folder: Path) -> None:
         raise AssertionError("built twice")
 
-    cached_folder(tmp_path, {"a": 1}, never, report)
+    cached_folder(tmp_path, {"a": 1}, never, report, in_line=others_may_follow.set)
     first.join()
-    assert lines == ["another run is preparing the same data; waiting for it"]
+    assert others_may_follow.is_set()
+    assert lines == ["another process is preparing the same data; waiting for it"]
 
 
 def test_without_locks_the_first_rename_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(*args: object) -> None:
-        raise OSError("no locks on this file system")
-
     monkeypatch.setattr("recipes.data.cache.fcntl.flock", no_locks)
 
     def overtaken(folder: Path) -> None:
@@ -150,4 +153,20 @@ def test_other_ranks_build_only_where_the_cache_is_not_shared(tmp_path: Path, ma
         prepared_folder(
             make_request("clicks", cache_dir=cache_dir, is_main=is_main, barrier=barrier), "group", {"a": 1}, build
         )
-    assert order == ["build", "barrier", "barrier", "barrier", "build"]
+    assert order == ["barrier", "build", "barrier", "barrier", "build"]
+
+
+def test_without_locks_the_others_wait_for_the_main_rank(
+    tmp_path: Path, make_request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.data.cache.fcntl.flock", no_locks)
+    order: list[str] = []
+
+    def build(folder: Path) -> None:
+        order.append("build")
+        fill(folder)
+
+    request = make_request("clicks", cache_dir=tmp_path / "cache", barrier=lambda: order.append("barrier"))
+    for _ in range(2):  # built, then found
+        prepared_folder(request, "group", {"a": 1}, build)
+    assert order == ["build", "barrier", "barrier"]

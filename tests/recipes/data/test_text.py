@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.data import stdlib_text, text_files
@@ -147,7 +147,6 @@ def rebuild(inputs: list[int], target: list[int], first_sentinel: int) -> list[i
     return found
 
 
-@settings(deadline=None)
 @given(
     num_noise=st.integers(1, 40),
     num_kept=st.integers(1, 200),
