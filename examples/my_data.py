@@ -9,6 +9,7 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recipes.data.corpus import Corpus, Document
 from recipes.data.errors import DataError
@@ -16,6 +17,9 @@ from recipes.data.files import existing_path, files_identity, find_files
 from recipes.registry import register_data
 from recipes.schema import MISSING, described
 from recipes.schema.data import TextDataConfig
+
+if TYPE_CHECKING:
+    from recipes.data.records import PrepareRequest, Splits
 
 
 @dataclass
@@ -59,7 +63,7 @@ class CSVText:
     """Tokenising, the cache, the held-out part and packing are what every text source has."""
 
     @staticmethod
-    def prepare(config: CSVTextConfig, request):  # type: ignore[no-untyped-def]
+    def prepare(config: CSVTextConfig, request: PrepareRequest) -> Splits:
         # Imported when data is prepared: it loads torch, which checking a config should not wait for.
         from recipes.data.text import prepare_text
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +310,21 @@ class TestStdlib:
         assert "standard library" in causal.info.description
         text = ByteTokenizer().decode(causal.train.batch([20], 0)["input_ids"][0].numpy())
         assert text.isprintable() or "\n" in text
+
+
+def test_ranks_that_prepare_together_read_the_same(make_request, corpus_folder: Path, reports: list[str]) -> None:
+    """Three ranks, as threads: one builds, none waits for ever, all see the same samples."""
+    barrier = threading.Barrier(3, timeout=60)
+    wanted = config(corpus_folder, tokenizer=TokenizerConfig(kind="train", vocab_size=300))
+
+    def rank(number: int) -> list[list[int]]:
+        request = make_request("causal_lm", is_main=number == 0, barrier=lambda: barrier.wait() and None)
+        return whole(text_files.prepare(wanted, request).train)["input_ids"].tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(rank, range(3))
+    assert all(other == first for other in others)
+    assert sum(line.startswith("learning") for line in reports) == 1
 
 
 def test_preparing_twice_gives_the_same_bits(make_request, corpus_folder: Path, tmp_path: Path) -> None:
