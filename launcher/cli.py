@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from launcher.help import help_text, version_text
 from launcher.launch import launch
 from launcher.multirun import check_jobs
 from launcher.request import LaunchRequest
-from launcher.resolved import to_tree, to_yaml
+from launcher.resolved import to_yaml
 from launcher.schema import Config
 
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -110,7 +111,7 @@ def _show_config(line: CommandLine, composed: Composed) -> int:
     config, problems = check(composed)
     tree: Any = composed.as_composed
     if "resolve" in line.flags:
-        tree = composed.tree if problems else to_tree(config)
+        tree = composed.tree if problems else dataclasses.asdict(config)
     if line.flags["cfg"] == "hydra":
         tree = {"hydra": composed.hydra}
     elif line.flags["cfg"] == "all":

@@ -23,9 +23,8 @@ from launcher.errors import ConfigErrors, Problem
 from launcher.hydra_loader import PRIMARY, HydraLoader, resolve_hydra_of, store_presets
 from launcher.plugins import load_plugins, plugin_presets
 from launcher.schema import ACTIONS, Config
-from launcher.sources import Sources, Typed, shown
+from launcher.sources import Layer, Sources, Typed, shown
 from launcher.words import Words, check_presets, for_composing, read_words
-
 
 T = TypeVar("T")
 
@@ -93,8 +92,8 @@ class Composer:
         failed = self.line.failed | self.words.failed | chosen.failed
         own_primary = self.config_name != PRIMARY
         lines = [for_composing(override, self.presets, own_primary) for override in chosen.overrides]
-        config = _told(lambda: self.loader.compose(lines), self.config_name, problems)
-        sources = self._sources(chosen, lines)
+        config, files = _told(lambda: self.loader.compose(lines), self.config_name, problems)
+        sources = self._sources(chosen, files)
         problems.extend(self._unselected_loggers(chosen, sources))
         choices = _choices(config)
         raw = _plain(config)
@@ -154,7 +153,7 @@ class Composer:
                     remedy += "; a primary config of your own is chosen with --config-name NAME"
                 self._problems.append(Problem(what, source=shown(file), remedy=remedy))
 
-    def _sources(self, chosen: Words, lines: list[str]) -> Sources:
+    def _sources(self, chosen: Words, files: Callable[[], Sequence[Layer]]) -> Sources:
         typed = [
             Typed(override.key_or_group, str(override.input_line))
             for override in chosen.overrides
@@ -164,7 +163,7 @@ class Composer:
         if self.joined is not None:
             text = f"environment: WORLD_SIZE={self.joined.world_size} LOCAL_WORLD_SIZE={self.joined.local_world_size}"
             environment = dict.fromkeys(("cluster.kind", "cluster.num_nodes", "cluster.nproc_per_node"), text)
-        return Sources(typed, lambda: self.loader.layers(lines), environment)
+        return Sources(typed, files, environment)
 
     def _unselected_loggers(self, chosen: Words, sources: Sources) -> list[Problem]:
         """``logger.wandb.project=x`` without wandb selected: setting a key must not switch a logger on."""

@@ -54,7 +54,7 @@ def help_text(words: list[str], config_dir: Path | None = None) -> str:
         "Flags\n" + _flags(),
         "Lists are quoted for the shell: 'logger=[jsonl,wandb]'. A value with special characters is quoted twice:\n"
         "  'run.name=\"a=b\"'. null means none. --config-dir adds a folder of presets laid out like the built-in ones.",
-        f"Exit codes: {CODES}",
+        _hanging("Exit codes: ", CODES),
     ]
     return "\n\n".join(parts)
 

@@ -7,18 +7,20 @@ no job of ours, changes no folder, configures no logging and writes no file.
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra import version
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
+from hydra.core.default_element import ResultDefault
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
@@ -60,20 +62,31 @@ class CachedRepository(ConfigRepository):
         return fresh
 
 
+class RecordingLoader(ConfigLoaderImpl):
+    """Remembers which files the last composition was made of."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = CachedRepository(config_search_path)
+        self.composed_from: Callable[[], list[Layer]] = list
+
+    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        assert isinstance(repo, CachingConfigRepository)
+        self.composed_from = functools.partial(_layers, tuple(defaults), repo.delegate)
+        return super()._compose_config_from_defaults_list(defaults, repo)
+
+
 class HydraLoader:
     """One search path: the built-in presets, then a folder of the user's, then what plugins registered."""
 
     def __init__(self, config_dir: Path | None, config_name: str = PRIMARY) -> None:
         """``config_dir`` exists. The caller has stored plugin presets in Hydra's ConfigStore already."""
         version.setbase(VERSION_BASE)
-        GlobalHydra.instance().clear()
         search_path = create_config_search_path(f"pkg://{PACKAGE}")
         if config_dir is not None:
             search_path.prepend("command-line", f"file://{config_dir}", SearchPathQuery(provider="schema"))
-        self.hydra = Hydra.create_main_hydra2("fsdp-launch", search_path)
-        GlobalHydra.instance().clear()  # nobody else is to find our instance
-        self._loader = cast(Any, self.hydra.config_loader)
-        self._loader.repository = CachedRepository(search_path)
+        self._loader = RecordingLoader(search_path)
+        self.hydra = Hydra("fsdp-launch", self._loader)
         self.config_name = config_name
 
     def groups(self, searchpath: Sequence[str]) -> dict[str, list[str]]:
@@ -86,23 +99,13 @@ class HydraLoader:
         """Whether the package itself has such a preset (``model/gpt_tiny``) or primary config (``config``)."""
         return preset_path(name).is_file()
 
-    def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """The composed config, Hydra's own node included. Raises what Hydra raises."""
-        return self._loader.load_configuration(self.config_name, list(overrides), run_mode=RunMode.RUN)
+    def compose(self, overrides: Sequence[str]) -> tuple[DictConfig, Callable[[], list[Layer]]]:
+        """The composed config, Hydra's own node included, and a way to ask for its files in the order of merging.
 
-    def layers(self, overrides: Sequence[str]) -> list[Layer]:
-        """The files of that composition in the order in which they were merged."""
-        found = self._loader.compute_defaults_list(self.config_name, list(overrides), RunMode.RUN)
-        layers = []
-        for default in found.defaults:
-            result = self._loader.repository.load_config(default.config_path)
-            if result is None or result.provider == "hydra" or default.config_path.startswith("hydra"):
-                continue
-            tree: Any = OmegaConf.to_container(result.config, resolve=False)
-            for part in reversed((default.package or "").split(".")):
-                tree = {part: tree} if part and part != "_global_" else tree
-            layers.append(Layer(_where(result, default.config_path), tree))
-        return layers
+        Raises what Hydra raises.
+        """
+        config = self._loader.load_configuration(self.config_name, list(overrides), run_mode=RunMode.RUN)
+        return config, self._loader.composed_from
 
     def show_info(self, what: str, overrides: Sequence[str]) -> None:
         self.hydra.show_info(what, config_name=self.config_name, overrides=list(overrides))
@@ -113,6 +116,21 @@ class HydraLoader:
 
     def complete_shell(self, overrides: Sequence[str]) -> None:
         self.hydra.shell_completion(config_name=self.config_name, overrides=list(overrides))
+
+
+def _layers(defaults: Sequence[ResultDefault], repository: IConfigRepository) -> list[Layer]:
+    """Files of one composition, read again: composing has merged into what it was given."""
+    layers = []
+    for default in defaults:
+        name = str(default.config_path)
+        result = repository.load_config(name)
+        if result is None or name.startswith("hydra/"):
+            continue
+        tree: Any = OmegaConf.to_container(result.config, resolve=False)
+        for part in reversed((default.package or "").split(".")):
+            tree = {part: tree} if part and part != "_global_" else tree
+        layers.append(Layer(_where(result, name), tree))
+    return layers
 
 
 def store_presets(presets: Sequence[tuple[str, str, dict[str, Any], str]]) -> None:
