@@ -14,7 +14,9 @@ from fsdp_core.api import (
     optim_state_dict,
     register_forward_method,
     set_gradient_divide_factor,
+    start_trace,
     state_dict,
+    stop_trace,
 )
 from fsdp_core.policy import MixedPrecision, RateLimit
 
@@ -34,5 +36,7 @@ __all__ = [
     "optim_state_dict",
     "register_forward_method",
     "set_gradient_divide_factor",
+    "start_trace",
     "state_dict",
+    "stop_trace",
 ]

@@ -24,6 +24,7 @@ from fsdp_core.runtime.options import ShardingOptions
 from fsdp_core.state.full_parameters import full_parameters_of
 from fsdp_core.state.model_state import load_model_state, model_state_dict
 from fsdp_core.state.optim_state import load_optimizer_state, optimizer_state_dict
+from fsdp_core.trace.events import EventLog
 from fsdp_core.wrapper import ShardedWrapper
 
 
@@ -349,3 +350,17 @@ def optim_state_dict(
 def load_optim_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load what ``optim_state_dict`` gave, from any number of ranks, F and units."""
     load_optimizer_state(model, optimizer, state)
+
+
+def start_trace(model: nn.Module, *, has_clock: bool = False) -> EventLog:
+    """Write what the engine does from now on into one log, which is returned. ``has_clock``: with host times."""
+    log = EventLog(has_clock)
+    for context in contexts_in(model):
+        context.log = log
+    return log
+
+
+def stop_trace(model: nn.Module) -> None:
+    """Write nothing more."""
+    for context in contexts_in(model):
+        context.log = None
