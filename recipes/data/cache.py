@@ -86,7 +86,7 @@ def _build(root: Path, folder: Path, key_text: str, build: Callable[[Path], None
     try:
         build(unfinished)
         (unfinished / KEY_FILE).write_text(key_text + "\n")
-        for path in unfinished.iterdir():
+        for path in unfinished.rglob("*"):
             _flush_to_disk(path)
         unfinished.chmod(0o755)  # mkdtemp made it private; a shared cache is readable
         try:

@@ -67,8 +67,7 @@ def prepare(config: CriteoConfig, request: PrepareRequest) -> Splits:
         table_rows=(config.rows_per_table,) * NUM_TABLES,
         num_train=len(train),
         num_eval=len(held_out),
-        description=f"{num_rows:,} clicks from {place}, {positive_share:.1%} positive; the last "
-        f"{len(held_out):,} held out",
+        description=f"{num_rows:,} clicks from {place}, {positive_share:.1%} positive; the last ones held out",
         extras={"fingerprint": f"{num_train}-{meta['checksum']:08x}", "positive_share": positive_share},
     )
     return Splits(train, held_out, info)

@@ -50,8 +50,7 @@ def prepare(config: ImageFolderConfig, request: PrepareRequest) -> Splits:
         image_size=image_size,
         num_train=len(train),
         num_eval=len(held_out),
-        description=f"{len(paths):,} images from {folder}, {len(held_out):,} held out, {len(classes)} classes: "
-        f"{listed(classes)}",
+        description=f"images from {folder}, {len(classes)} classes: {listed(classes)}",
         extras={"fingerprint": f"{len(train)}-{zlib.crc32(names.encode()):08x}", "classes": tuple(classes)},
     )
     return Splits(train, held_out, info)

@@ -25,7 +25,7 @@ class DataInfo:
     num_dense, table_rows: dense features; rows of each categorical feature.
     num_classes, image_size: labels; pixels on a side.
     num_train, num_eval: samples of one epoch.
-    description: one line for people.
+    description: one line for people; the loop adds the numbers of samples.
     extras: ``fingerprint`` (str: equal for equal data; ranks and checkpoints compare it) and what a source adds.
     """
 

@@ -36,7 +36,7 @@ def prepare(config: SyntheticClicksConfig, request: PrepareRequest) -> Splits:
         table_rows=(config.rows_per_table,) * config.num_tables,
         num_train=len(train),
         num_eval=len(held_out),
-        description=f"SYNTHETIC clicks, {len(train):,} to train on and {len(held_out):,} held out, "
+        description=f"SYNTHETIC clicks with a planted structure, "
         f"{config.num_dense} dense features and {config.num_tables} tables of {config.rows_per_table:,} rows",
         extras={
             "fingerprint": f"synthetic-{config.num_samples}-{config.num_dense}-{config.num_tables}-"

@@ -35,8 +35,8 @@ def prepare(config: SyntheticImagesConfig, request: PrepareRequest) -> Splits:
         image_size=image_size,
         num_train=len(train),
         num_eval=len(held_out),
-        description=f"SYNTHETIC images, {len(train):,} to train on and {len(held_out):,} held out, "
-        f"{config.num_classes} classes, {image_size} x {image_size}",
+        description=f"SYNTHETIC images with planted patterns, {config.num_classes} classes, "
+        f"{image_size} x {image_size}",
         extras={"fingerprint": f"synthetic-{config.num_samples}-{config.num_classes}-{image_size}", "synthetic": True},
     )
     return Splits(train, held_out, info)

@@ -216,8 +216,8 @@ def _as_splits(
         num_train=len(train),
         num_eval=len(held_out),
         description=(
-            f"{corpus.name}, {tokenizer.name}: {blocks.train_amount} to train on, {blocks.eval_amount} held out; "
-            f"{len(train):,} and {len(held_out):,} samples of {shape.seq_len} tokens"
+            f"{corpus.name}, {tokenizer.name}: {blocks.train_amount} to train on, {blocks.eval_amount} held out, "
+            f"in samples of {shape.seq_len} tokens"
         ),
         extras={"fingerprint": blocks.fingerprint, "tokenizer": tokenizer},
     )
