@@ -14,7 +14,7 @@ import yaml
 from launcher.checked import check, checked
 from launcher.command_line import CommandLine, parse
 from launcher.compose import Composed, Composer
-from launcher.errors import EXIT_OK, EXIT_USAGE, ConfigErrors, Problem
+from launcher.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ConfigErrors, Problem
 from launcher.facts import summary
 from launcher.help import help_text, version_text
 from launcher.launch import launch
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigErrors as errors:
         _tell(errors)
         return EXIT_USAGE
+    except KeyboardInterrupt:  # while composing; a run that has started answers for itself
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever reads `fsdp-launch --help | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
@@ -94,7 +96,11 @@ def _answered_by_hydra(line: CommandLine, composer: Composer) -> bool:
     if not {"hydra_help", "info", "shell_completion"} & line.flags.keys():
         return False
     if "shell_completion" in line.flags:
-        composer.loader.complete_shell(line.words)
+        try:
+            composer.loader.complete_shell(line.words)
+        except ValueError as error:
+            remedy = 'eval "$(fsdp-launch --shell-completion install=bash)"'
+            raise ConfigErrors([Problem(str(error), source="--shell-completion", remedy=remedy)]) from None
         return True
     composed = composer.compose(composer.words.overrides)
     if composed.problems:

@@ -169,6 +169,11 @@ PLUGINS = {
     "plugin without dataclass": (["plugins=[{tmp}/no_dataclass.py]"], ["no dataclass under ModelConfig"]),
     "plugin with a strange field": (["plugins=[{tmp}/strange.py]"], ["YAML cannot give", "use int, float"]),
 }
+SHELL["completion of nothing"] = (["--shell-completion"], ["install=bash"])
+PLUGINS["plugin without units"] = (
+    ["plugins=[{tmp}/good.py]", "model=my_model"],
+    ["sharding.units", "does not name its blocks", "sharding.units=size"],
+)
 CASES = {**UNKNOWN, **TYPES, **FIELDS, **SHELL, **LATER, **PLUGINS}
 
 HEAD = """\
@@ -197,6 +202,7 @@ FILES = {
     "no_build.py": HEAD.format(**{**GOOD, "function": "make"}),
     "no_dataclass.py": HEAD.format(**{**GOOD, "config": "dict"}),
     "strange.py": HEAD.format(**{**GOOD, "type": "complex", "default": "1j"}),
+    "good.py": HEAD.format(**GOOD),
     "file": "",
 }
 

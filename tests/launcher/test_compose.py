@@ -329,8 +329,8 @@ def test_a_plugins_own_checks_are_told(command: Command, tmp_path: Path) -> None
         "        if self.width % 2 == 0: raise ValueError('width must be odd')\n"
         "@register_model('mine', Mine, 'causal_lm')\n"
         "class Model:\n"
-        "    @staticmethod\n"
-        "    def build(config, info): ...\n"
+        "    build = staticmethod(lambda config, info: None)\n"
+        "    unit_classes = staticmethod(lambda: ())\n"
     )
     config: Any = config_of(command, "plugins=[mine.py]", "model=mine", "model.inner.depth=3", "model.names=[a]")
     assert (config.model.width, config.model.inner.depth, config.model.names) == (7, 3, ["a"])

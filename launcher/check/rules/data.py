@@ -59,9 +59,12 @@ def text_path(config: Config, about: About) -> Iterator[Problem]:
         expected = f"a folder of {', '.join(TEXT_SUFFIXES)} files, or one such file"
         yield from _files(about, "data.path", config.data.path, expected, TEXT_SUFFIXES)
     if isinstance(config.data, HFDatasetConfig):
-        yield from _files(
-            about, "data.path", config.data.path, "a folder written by save_to_disk, or of data files", ()
-        )
+        expected = "a folder written by save_to_disk, or of data files"
+        if Path(config.data.path).expanduser().is_file():
+            remedy = "data=text_files reads single files"
+            yield about.problem("data.path", "this is a file", got=config.data.path, expected=expected, remedy=remedy)
+        else:
+            yield from _files(about, "data.path", config.data.path, expected, ())
 
 
 @RULES.reading("data")
@@ -82,6 +85,13 @@ def click_path(config: Config, about: About) -> Iterator[Problem]:
 def image_path(config: Config, about: About) -> Iterator[Problem]:
     if not isinstance(config.data, ImageFolderConfig):
         return
+    if not about.installed("PIL"):
+        yield about.problem(
+            "data",
+            "the package pillow, which reads images, is not installed",
+            got="image_folder",
+            remedy="pip install 'fsdp-launcher[images]', or data=synthetic_images",
+        )
     expected = "a folder with one sub-folder of images per class"
     problem = path_problem(config.data.path, "data.path", expected)
     if problem is None:

@@ -8,6 +8,7 @@ from launcher.check.about import About
 from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config
+from recipes.registry import MODELS
 from recipes.schema.data import TextDataConfig
 from recipes.schema.model import DeepViTConfig, DHENConfig, GPTConfig, RegNetConfig
 from recipes.sizes import ExpectedFacts, expected_facts, longest_sequence
@@ -102,6 +103,20 @@ def deepvit(config: Config, about: About) -> Iterator[Problem]:
             expected="a divisor of model.image_size",
             remedy=f"model.image_size={-(-model.image_size // model.patch_size) * model.patch_size}",
             also=("model.image_size",),
+        )
+
+
+@RULES.reading("model", "sharding.units")
+def plugin_units(config: Config, about: About) -> Iterator[Problem]:
+    """A plugin's model need not name its blocks; then units must be found in another way."""
+    entry = MODELS[config.model.kind]
+    if entry.functions is not None and config.sharding.units == "blocks" and "unit_classes" not in entry.functions:
+        yield about.problem(
+            "sharding.units",
+            f"the model '{entry.name}' does not name its blocks",
+            got="blocks",
+            expected="size or root, or a static function unit_classes() of the model that returns the blocks' classes",
+            remedy="sharding.units=size sharding.min_unit_numel=100_000",
         )
 
 
