@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fsdp_core
+from fsdp_core.init import deferred_init, is_deferred, materialize, seeded_init
 from recipes.built_groups import BuiltGroups, checked
 from recipes.context import RankContext
 from recipes.data.records import DataInfo
@@ -43,6 +44,8 @@ def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info
     if config.train.compile:
         compile_units(units)
     left_alone = ignored_modules(entry, model, ranks)
+    if is_deferred(model):
+        materialize(model, "cpu")
     shard_model(model, entry, config, context, left_alone)
     groups = checked(fsdp_core.describe(model), config.sharding, config.precision, context)
     if config.train.activation_checkpointing:
@@ -67,9 +70,9 @@ def build_model(entry: Entry, config: RecipeConfig, info: DataInfo) -> nn.Module
     """Recorded without memory, or built whole: inside ``seeded_init`` the weights have the same bits either way,
     for any number of ranks."""
     build: Callable[..., nn.Module] = entry.load("build")
-    with fsdp_core.seeded_init(derived_seed(config.run.seed, "weights")):
+    with seeded_init(derived_seed(config.run.seed, "weights")):
         if config.sharding.init == "deferred":
-            return fsdp_core.deferred_init(build, config.model, info)
+            return deferred_init(build, config.model, info)
         return build(config.model, info)
 
 
@@ -79,8 +82,8 @@ def ignored_modules(entry: Entry, model: nn.Module, ranks: Ranks) -> list[nn.Mod
         return []
     modules = list(entry.load("ignored_modules")(model))
     for module in modules:
-        if fsdp_core.is_deferred(module):
-            fsdp_core.materialize(model, ranks.device, only=module)
+        if is_deferred(module):
+            materialize(model, ranks.device, only=module)
         module.to(ranks.device)
     return modules
 
@@ -113,11 +116,12 @@ def shard_model(
         backward_prefetch=sharding.backward_prefetch,
         forward_prefetch=sharding.forward_prefetch,
         rate_limit=rate_limit(config.rate_limiter),
-        gather_buffers=sharding.gather_buffers,
+        gather_buffers=sharding.gather_buffers,  # type: ignore[arg-type]
         ignored_modules=left_alone,
         cpu_offload=sharding.cpu_offload,
-        wire=sharding.wire,
+        wire=sharding.wire,  # type: ignore[arg-type]  # the checker allows the engine's choices only
         device=torch.device(context.device),
+        ranks_per_host=context.local_world_size,
     )
     fsdp_core.set_gradient_divide_factor(model, 1.0)
 
@@ -149,9 +153,10 @@ def rate_limit(limiter: RateLimiterConfig) -> fsdp_core.RateLimit:
     return fsdp_core.RateLimit(max_inflight=limiter.max_inflight, kind=limiter.kind)  # type: ignore[arg-type]
 
 
-def gradient_scaler(precision: PrecisionConfig, device: torch.device) -> fsdp_core.ShardedGradScaler:
+def gradient_scaler(precision: PrecisionConfig, model: nn.Module, device: torch.device) -> fsdp_core.ShardedGradScaler:
     """Disabled, it passes losses and steps through."""
     return fsdp_core.ShardedGradScaler(
+        model,
         device.type,
         init_scale=precision.initial_scale,
         growth_interval=precision.scale_growth_interval,

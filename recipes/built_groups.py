@@ -49,7 +49,8 @@ def checked(
     factor = sharding_factor(sharding, world, context.local_world_size)
     (groups,) = report.groups
     raf = {unit.reshard_after_forward for unit in report.units[1:]} or {sharding.reshard_after_forward}
-    compute = {flat.compute_dtype for unit in report.units for flat in unit.flat_parameters}
+    dtypes = {flat.compute_dtype for unit in report.units for flat in unit.flat_parameters}
+    compute = dtypes - {"float32"} or dtypes  # batch norms compute in float32 whatever the config says
     for what, asked, built in (
         ("number of ranks", world, groups.world_size),
         ("sharding factor", factor, groups.sharding_factor),

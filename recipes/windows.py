@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
+import json
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
+
+from fsdp_core.runtime.find import contexts_in
+from fsdp_core.trace.events import EventLog
+from recipes.context import RankContext
+from recipes.schema.training import TrainConfig
 
 
 class StepWindow(abc.ABC):
@@ -54,3 +62,50 @@ class ProfileWindow(StepWindow):
         self._profile.export_chrome_trace(str(self._path))
         self._profile = None
         return f"profile of steps [{self._steps[0]}, {self._steps[1]}): {self._path}"
+
+
+class TraceWindow(StepWindow):
+    """The engine's event log of steps ``[first, last)`` into ``<folder>/rank<r>.jsonl``: one event a line, in order."""
+
+    def __init__(self, steps: tuple[int, int], folder: Path, rank: int, model: nn.Module) -> None:
+        self._steps = range(*steps)
+        self._path = folder / f"rank{rank}.jsonl"
+        self._contexts = contexts_in(model)
+        self._lines: list[str] = []
+        self._is_written = False
+
+    def step_begins(self, step: int) -> None:
+        if step in self._steps:
+            log = EventLog(has_clock=True)
+            for context in self._contexts:
+                context.log = log
+
+    def step_ended(self, step: int) -> str | None:
+        if step not in self._steps:
+            return None
+        log = self._contexts[0].log
+        assert log is not None
+        self._lines += [json.dumps({"step": step + 1} | dataclasses.asdict(event)) for event in log.events]
+        for context in self._contexts:
+            context.log = None
+        return self.close() if step + 1 == self._steps.stop else None
+
+    def close(self) -> str | None:
+        if self._is_written or not self._lines:
+            return None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
+        self._is_written = True
+        return f"trace of steps [{self._steps.start}, {self._steps.stop}): {self._path}"
+
+
+def windows_of(train: TrainConfig, context: RankContext, model: nn.Module) -> tuple[StepWindow, ...]:
+    """What ``train.profile_steps`` and ``train.trace`` ask for, under the run folder."""
+    windows: list[StepWindow] = []
+    run_dir, steps = Path(context.run_dir), train.profile_steps
+    window = (steps[0], steps[1]) if steps is not None else None
+    if window is not None:
+        windows.append(ProfileWindow(window, run_dir / "profile", context.rank, torch.device(context.device)))
+    if train.trace:
+        windows.append(TraceWindow(window or (0, 3), run_dir / "trace", context.rank, model))
+    return tuple(windows)
