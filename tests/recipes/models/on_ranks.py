@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import fsdp_core
 from recipes.models.dhen import extra_optimizers, ignored_modules
 from recipes.models.dhen.exchange import plan_route
 from recipes.models.dhen.tables import EmbeddingTables
+from recipes.registry import MODELS
 from tests.recipes.models.tiny import DHEN
 from tests.support.ranks import Rank
 
@@ -109,3 +111,41 @@ def route_of_repeats(rank: Rank) -> tuple[int, list[int]]:
     route = plan_route(owner, slot, num_slots=10, world_size=rank.world_size, is_valid=torch.tensor(True))
     assert route is not None
     return sum(route.num_sent), route.slots.tolist()
+
+
+@dataclass(frozen=True)
+class Engaged:
+    """losses and gradient norms of every step; this rank's part of the tables; what the engine took over."""
+
+    losses: list[float]
+    norms: list[float]
+    tables: list[Part]
+    managed: list[str]
+
+
+def train_with_engine(rank: Rank | None, factor: int) -> Engaged:
+    """Recorded without memory, sharded by the engine, its tables left alone; four clipped steps."""
+    with fsdp_core.seeded_init(7):
+        model = fsdp_core.deferred_init(MODELS["dhen"].load("build"), DHEN.config, DHEN.info)
+    units = MODELS["dhen"].load("unit_classes")()
+    fsdp_core.fully_shard(model, units=units, sharding_factor=factor, ignored_modules=ignored_modules(model))
+    fsdp_core.set_gradient_divide_factor(model, 1.0)
+    (tables,), (own,) = ignored_modules(model), extra_optimizers(model, DHEN.config)
+    flat = fsdp_core.flat_parameters(model)
+    optimizers = (torch.optim.AdamW(flat, lr=1e-2), own)
+    losses, norms = [], []
+    for step in range(4):
+        batch = DHEN.batch(16, seed=step)
+        mine = {name: x[own_part(rank, 16)] for name, x in batch.items()}
+        loss = DHEN.loss(model, mine) * (mine["labels"].numel() / 16)
+        loss.backward()
+        total = loss.detach().clone()
+        if rank is not None:
+            dist.all_reduce(total)
+        losses.append(total.item())
+        norms.append(fsdp_core.clip_grad_norm_(model, 0.05).item())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    managed = [name for name, p in model.named_parameters() if p.shape == tables.weight.shape]
+    return Engaged(losses, norms, parts(tables.shards()), managed)

@@ -13,11 +13,13 @@ from recipes.models.dhen.placement import Placement
 from recipes.models.dhen.tables import EmbeddingTables
 from tests.recipes.models.on_ranks import (
     ROWS,
+    Engaged,
     Part,
     Trained,
     outside_then_inside,
     route_of_repeats,
     train,
+    train_with_engine,
     uneven_ids,
     uneven_lookup,
 )
@@ -99,3 +101,21 @@ def test_a_repeated_row_is_sent_once(ranks: Pools) -> None:
     assert (sent_0, sent_1) == (2, 2)
     assert asked_of_0 == [0, 1]
     assert asked_of_1 == [5, 5]  # once by each rank
+
+
+@cache
+def engaged_alone() -> Engaged:
+    return train_with_engine(None, 1)
+
+
+@pytest.mark.parametrize(("world_size", "factor"), [(2, 2), (2, 1), (4, 2)])
+def test_under_the_engine(ranks: Pools, world_size: int, factor: int) -> None:
+    """The engine leaves the tables alone, and clips by the norm of what it manages: the same for any W and F."""
+    reference = engaged_alone()
+    results = ranks(world_size).run(train_with_engine, factor)
+    for result in results:
+        assert result.losses == pytest.approx(reference.losses, rel=1e-5)
+        assert result.norms == pytest.approx(reference.norms, rel=1e-5)
+        assert result.managed == ["tables.weight"]  # still there, with this rank's rows alone
+    for table, values in enumerate(whole([result.tables for result in results])):
+        torch.testing.assert_close(values, reference.tables[table].values, rtol=1e-4, atol=1e-5)
