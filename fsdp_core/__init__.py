@@ -18,6 +18,8 @@ from fsdp_core.api import (
     state_dict,
     stop_trace,
 )
+from fsdp_core.init import deferred_init, materialize, seeded_init
+from fsdp_core.numerics import optimizers
 from fsdp_core.policy import MixedPrecision, RateLimit
 
 __all__ = [
@@ -26,15 +28,19 @@ __all__ = [
     "RateLimit",
     "ShardedGradScaler",
     "clip_grad_norm_",
+    "deferred_init",
     "describe",
     "flat_parameters",
     "full_parameters",
     "fully_shard",
     "load_optim_state_dict",
     "load_state_dict",
+    "materialize",
     "no_sync",
     "optim_state_dict",
+    "optimizers",
     "register_forward_method",
+    "seeded_init",
     "set_gradient_divide_factor",
     "start_trace",
     "state_dict",

@@ -15,18 +15,22 @@ from fsdp_core.init.deferred import (
     deferred_init,
     is_deferred,
     materialize,
+    materialize_rest,
     materialize_unit,
     recording_digest,
     stream_unit,
 )
+from fsdp_core.init.fake_tensor import user_attributes
 from fsdp_core.init.seeding import seeded_init
 
 __all__ = [
     "deferred_init",
     "is_deferred",
     "materialize",
+    "materialize_rest",
     "materialize_unit",
     "recording_digest",
     "seeded_init",
     "stream_unit",
+    "user_attributes",
 ]

@@ -23,7 +23,7 @@ from torch.nn.modules import module as nn_module
 from fsdp_core.errors import InitError
 from fsdp_core.init.fake_tensor import DeferredTensor, user_attributes
 from fsdp_core.init.recorder import live_recorder
-from fsdp_core.init.recording import Recording, Slot
+from fsdp_core.init.recording import Constant, Recording, Slot, TensorRef, map_leaves
 from fsdp_core.init.replay import replay, view
 from fsdp_core.init.seeding import SeedSource, current_source, rejection_loops_seeded
 
@@ -109,6 +109,14 @@ def materialize(module: M, device: Device = None, *, only: nn.Module | Iterable[
     return module
 
 
+def materialize_rest(module: nn.Module, parameters: Iterable[Tensor], device: Device = None) -> None:
+    """Materialise everything deferred in ``module`` but ``parameters``: buffers, plain attributes, ignored modules."""
+    kept = {id(parameter) for parameter in parameters}
+    rest = {id(t): t for t in _found(module) if isinstance(t, DeferredTensor) and id(t) not in kept}
+    if rest:
+        materialize(module, device, only=rest.values())
+
+
 def materialize_unit(tensors: Iterable[Tensor], device: Device = None) -> dict[Tensor, Tensor]:
     """Real tensors for some deferred ones, without touching any module. Keys are compared by identity.
 
@@ -149,7 +157,7 @@ def stream_unit(
 def recording_digest(module: nn.Module) -> int:
     """A 63-bit number that two ranks share if and only if their recordings give ``module`` the same values.
 
-    Covers operations, numbers, shapes and seeds; of constants only the shape.
+    Covers operations, their arguments, shapes, seeds, and the values of constants that lie dense on the CPU.
     """
     digest = hashlib.blake2b(digest_size=8)
     found = [t for t in _registered(module) if isinstance(t, DeferredTensor)]
@@ -161,11 +169,20 @@ def recording_digest(module: nn.Module) -> int:
             for slot in node.writes:
                 order.setdefault(slot, len(order))
             shapes = [(ref.size, str(ref.dtype)) for _, ref in node.made]
-            numbers = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, (bool, int, float))]
             written = [order[slot] for slot in node.writes]
-            digest.update(repr((node.name, node.seed, shapes, numbers, written)).encode())
+            plain = map_leaves(lambda leaf: _digested(leaf, order), (node.args, node.kwargs))
+            digest.update(repr((node.name, node.seed, shapes, plain, written)).encode())
         digest.update(repr([(order.get(t.slot, -1), tuple(t.shape), str(t.dtype)) for t in found]).encode())
     return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def _digested(leaf: Any, order: dict[Slot, int]) -> Any:
+    """A leaf of an operation's arguments in a form that is equal where ranks agree."""
+    if isinstance(leaf, TensorRef):
+        return (order.get(leaf.slot), leaf.size, leaf.stride, leaf.offset)
+    if isinstance(leaf, Constant):
+        return leaf.digest
+    return leaf if isinstance(leaf, (bool, int, float, str, torch.dtype)) else None
 
 
 # -- delivery --------------------------------------------------------------------------------------------------------

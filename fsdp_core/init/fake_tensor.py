@@ -104,8 +104,9 @@ _OWN_ATTRIBUTES = frozenset({"meta", "slot", "recorder", "is_delivered"})
 
 
 def user_attributes(tensor: Tensor) -> dict[str, Any]:
-    """Attributes that somebody put on a deferred tensor (``_is_param``, ``_no_weight_decay``, ...)."""
-    return {name: value for name, value in vars(tensor).items() if name not in _OWN_ATTRIBUTES}
+    """What somebody put on a tensor (``_is_param``, ``_no_weight_decay``, ...), without what makes it deferred."""
+    hidden = _OWN_ATTRIBUTES if isinstance(tensor, DeferredTensor) else frozenset()
+    return {name: value for name, value in vars(tensor).items() if name not in hidden}
 
 
 def refusal(action: str, *tensors: Tensor) -> InitError:

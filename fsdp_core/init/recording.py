@@ -98,6 +98,11 @@ class Constant:
             self._version = None if tensor.is_inference() else tensor._version
 
     @property
+    def digest(self) -> int | None:
+        """A number of its values, ``None`` where that would cost a copy."""
+        return self._checksum if self._checksum is not None else _checksum(self._tensor)
+
+    @property
     def is_reference(self) -> bool:
         return self._checksum is not None or self._version is not None
 

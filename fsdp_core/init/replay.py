@@ -112,7 +112,7 @@ def _run(node: Node, memory: _Memory, wanted: Mapping[Slot, str]) -> None:
     except InitError as error:
         raise InitError(
             f"{error.what} (by {node.name})",
-            parameter=_names(wanted),
+            parameter=_names(node, wanted),
             expected=error.expected,
             got=error.got,
             remedy=error.remedy,
@@ -120,7 +120,7 @@ def _run(node: Node, memory: _Memory, wanted: Mapping[Slot, str]) -> None:
     except Exception as error:
         raise InitError(
             f"The recorded operation {node.name} failed when it was replayed: {error}",
-            parameter=_names(wanted),
+            parameter=_names(node, wanted),
             remedy="materialise on another device, or build eagerly inside seeded_init(seed)",
         ) from error
     outputs = list(tensors_in(result)) if isinstance(result, (list, tuple)) else [result]
@@ -146,8 +146,10 @@ def _placed(kwargs: dict[str, Any], memory: _Memory) -> dict[str, Any]:
     return kwargs
 
 
-def _names(wanted: Mapping[Slot, str], limit: int = 3) -> str:
-    names = list(dict.fromkeys(wanted.values()))
+def _names(node: Node, wanted: Mapping[Slot, str], limit: int = 3) -> str:
+    """What the node writes, by the names of its parameters; else what is being materialised with its help."""
+    written = [wanted.get(slot, slot.label) for slot in node.writes if slot in wanted or slot.label]
+    names = list(dict.fromkeys([name for name in written if name] or wanted.values()))
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 

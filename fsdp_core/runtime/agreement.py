@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 
 import torch
+from torch import nn
 
 from fsdp_core.comm.groups import Groups
 from fsdp_core.comm.wire import Label, Wire
 from fsdp_core.errors import MismatchError
+from fsdp_core.init import is_deferred, recording_digest
 from fsdp_core.runtime.plan_units import Plan, PlannedParameter
 
 _LABEL = Label(-1, "state", "agreement of ranks")
@@ -72,10 +74,13 @@ def check_structure(plan: Plan, groups: Groups) -> None:
             )
 
 
-def check_values(plan: Plan, groups: Groups) -> None:
+def check_values(root: nn.Module, plan: Plan, groups: Groups) -> None:
     """Raises ``MismatchError`` on all ranks if initial values differ; each rank would shard another model."""
-    rows = [row for row in _rows(plan) if not row[2].tensor.is_meta]
-    if groups.world_size == 1 or not rows:
+    if groups.world_size == 1:
+        return
+    _check_recordings(root, plan, groups)
+    rows = [row for row in _rows(plan) if not (row[2].tensor.is_meta or is_deferred(row[2].tensor))]
+    if not rows:
         return
     low, high = _extremes(groups.world, [_checksum(parameter.tensor) for _, _, parameter in rows])
     for (unit, _, parameter), a, b in zip(rows, low, high, strict=True):
@@ -87,6 +92,20 @@ def check_values(plan: Plan, groups: Groups) -> None:
                 expected="equal values on every rank",
                 got="other values on at least one rank",
                 remedy="seed all ranks alike before building the model, or pass sync_module_states=True",
+            )
+
+
+def _check_recordings(root: nn.Module, plan: Plan, groups: Groups) -> None:
+    """The same for parameters that are still recordings: equal operations from equal seeds."""
+    if any(is_deferred(parameter.tensor) for _, _, parameter in _rows(plan)):
+        low, high = _extremes(groups.world, [recording_digest(root)])
+        if low != high:
+            raise MismatchError(
+                "The ranks recorded different initial values.",
+                unit=plan.units[0].name,
+                expected="the same operations from the same seeds on every rank",
+                got="another recording on at least one rank",
+                remedy="build inside seeded_init(seed) with one seed for all ranks, or pass sync_module_states=True",
             )
 
 

@@ -14,6 +14,7 @@ from fsdp_core.comm.wire import Label
 from fsdp_core.errors import WrapError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleDtypes, Place, Resources
 from fsdp_core.handle.sharded_tensor import ShardedTensor, flat_in_memory_order, ShardSpec
+from fsdp_core.init import is_deferred, materialize_rest, stream_unit, user_attributes
 from fsdp_core.layout.flat_layout import LocalSpan, ParameterShape, build_layout, dense_stride
 from fsdp_core.numerics.mixed_precision import cast_buffers, dtypes_for
 from fsdp_core.runtime.agreement import check_structure, check_values
@@ -40,10 +41,11 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
         expected_bytes=_shared_bytes(plan, options),
     )
     check_structure(plan, groups)
+    materialize_rest(root, (p.tensor for planned in plan.units for p in planned.parameters), device)
     if options.sync_module_states:
         broadcast_states(root, plan, groups, device)
     else:
-        check_values(plan, groups)
+        check_values(root, plan, groups)
     cast_buffers(root, options.mixed_precision, device, plan.ignored)
     streams = streams_for(device)
     resources = Resources(BufferPool(streams, options.gather_buffers == "pooled"), streams)
@@ -89,7 +91,7 @@ def _build_unit(
         by_key.setdefault((dtypes, parameter.tensor.requires_grad), []).append(parameter)
     shard_device = torch.device("cpu") if options.cpu_offload else device
     handles = [
-        _build_handle(planned.name, members, dtypes, groups, resources, shard_device)
+        _build_handle(planned.name, members, dtypes, groups, resources, shard_device, options.sync_module_states)
         for (dtypes, _), members in by_key.items()
     ]
     unit = Unit(
@@ -110,6 +112,7 @@ def _build_handle(
     groups: Groups,
     resources: Resources,
     shard_device: torch.device,
+    sync_module_states: bool,
 ) -> FlatParamHandle:
     shapes = [
         ParameterShape(p.fqn, tuple(p.tensor.shape), dense_stride(p.tensor.shape, p.tensor.stride())) for p in members
@@ -124,19 +127,34 @@ def _build_handle(
         shard_device=shard_device,
     )
     made = handle.make_parameters([p.tensor.requires_grad for p in members])
+    _write_deferred(handle, members, groups, sync_module_states)
     for index, (member, sharded) in enumerate(zip(members, made, strict=True)):
-        if not member.tensor.is_meta:
+        if not (member.tensor.is_meta or is_deferred(member.tensor)):
             handle.write_original(index, member.tensor)
         _take_identity(member.tensor, sharded, member.places)
     handle.params = tuple(member.tensor for member in members)  # type: ignore[misc]
     return handle
 
 
+def _write_deferred(
+    handle: FlatParamHandle, members: Sequence[PlannedParameter], groups: Groups, sync_module_states: bool
+) -> None:
+    """Replay deferred parameters one at a time into the shard: no more than one is whole at any moment."""
+    deferred = {id(p.tensor): index for index, p in enumerate(members) if is_deferred(p.tensor)}
+    names = {id(p.tensor): p.fqn for p in members}
+    tensors = [members[index].tensor for index in deferred.values()]
+    for tensor, real in stream_unit(tensors, handle.wire.device, names=names):
+        if sync_module_states:
+            _broadcast(real, names[id(tensor)], groups, handle.wire.device)
+        handle.write_original(deferred[id(tensor)], real)
+        del real
+
+
 def _take_identity(original: Tensor, sharded: ShardedTensor, places: Sequence[Place]) -> None:
     """The parameter object stays the same for optimizers and users; its contents become sharded."""
     grad_hooks = original._backward_hooks
     accumulate_hooks = getattr(original, "_post_accumulate_grad_hooks", None)
-    extra = dict(original.__dict__)
+    extra = user_attributes(original)
     for place in places:
         if isinstance(place.module, nn.RNNBase):
             place.module._flat_weight_refs = []  # weak references, which would forbid the swap
@@ -164,7 +182,7 @@ def broadcast_states(root: nn.Module, plan: Plan, groups: Groups, device: torch.
     with torch.no_grad():
         for planned in plan.units:
             for parameter in planned.parameters:
-                if not parameter.tensor.is_meta:
+                if not (parameter.tensor.is_meta or is_deferred(parameter.tensor)):
                     _broadcast(parameter.tensor, parameter.fqn, groups, device)
         for module in root.modules():
             if module in plan.ignored:
