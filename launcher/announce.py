@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from launcher.environment import JoinedRanks
 
 _BACKENDS = {"cpu": "CPU (gloo)", "cuda": "one GPU each (nccl)"}
+_SILENT_RANK_STAYS_S = 20.0
+
+
+def let_the_first_rank_speak() -> None:
+    """For ranks that leave without a word because another one says it: torchrun ends every rank when one has left,
+    so a silent one must not be the first. Mostly torchrun ends this wait."""
+    time.sleep(_SILENT_RANK_STAYS_S)
 
 
 def headline(run_dir: Path, ranks: JoinedRanks, device: str, verb: str) -> str:

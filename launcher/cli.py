@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from launcher.announce import let_the_first_rank_speak
 from launcher.checked import check, checked
 from launcher.command_line import CommandLine, parse
 from launcher.compose import Composed, Composer
@@ -153,3 +154,5 @@ def _tell(errors: ConfigErrors) -> None:
     """Once per host: of ranks that torchrun started, the first of each host speaks."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{errors}\n\nNothing was started. fsdp-launch --help lists groups and keys.", file=sys.stderr)
+    else:
+        let_the_first_rank_speak()

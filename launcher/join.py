@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from launcher import provenance, rank_signals
-from launcher.announce import headline
+from launcher.announce import headline, let_the_first_rank_speak
 from launcher.environment import JoinedRanks
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failure import Failure
@@ -46,6 +46,7 @@ def join(config: Config, request: LaunchRequest, ranks: JoinedRanks) -> int:
     with ExitStack() as held:
         run_dir = _agree_on_run_dir(config, request, meeting, held)
         if run_dir is None:
+            let_the_first_rank_speak()
             return EXIT_USAGE
         held.enter_context(tee_output(rank_log(run_dir, ranks.rank)))
         exit_code = guarded(ranks.rank, lambda: _run(config, meeting, run_dir, is_interactive), _report)
@@ -75,8 +76,6 @@ def _agree_on_run_dir(config: Config, request: LaunchRequest, meeting: Meeting, 
             meeting.remember_run_dir(run_dir)
         finally:
             meeting.exchange(told)
-        for note in request.notes:
-            print(note, file=sys.stderr, flush=True)
         return run_dir
     told = meeting.exchange(None)[0]
     if told is None:

@@ -49,9 +49,8 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
     run_dir = run_folder.decide(config, request)
     with run_folder.Lock(run_dir):
         provenance.write(run_dir, request, config.plugins)
-        for note in (*request.notes, why_cpu):
-            if note:
-                _say(note)
+        if why_cpu is not None:
+            _say(why_cpu)
         print(headline(run_dir, ranks, device, "started"), flush=True)
         outcome = _run(config, run_dir, device, environ)
     _tell_the_end(outcome, config, run_dir)

@@ -23,6 +23,8 @@ from recipes import train
 from recipes.context import RankContext
 from recipes.schema import RecipeConfig
 
+_OUR_PACKAGES = ("launcher", "recipes", "fsdp_core")
+
 
 class Recipe(Protocol):
     """What a rank runs."""
@@ -84,11 +86,9 @@ def rank_context(
 
 def _prepare(config: Config, ranks: JoinedRanks, device: torch.device) -> None:
     """This process's logging, threads and current device."""
-    logging.basicConfig(
-        level=config.run.log_level.upper(),
-        format=f"%(asctime)s rank {ranks.rank} %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
+    logging.basicConfig(format=f"%(asctime)s rank {ranks.rank} %(levelname)s %(name)s: %(message)s", force=True)
+    for package in _OUR_PACKAGES:  # other packages keep to warnings: their progress is noise here
+        logging.getLogger(package).setLevel(config.run.log_level.upper())
     threads = config.cluster.cpu_threads_per_rank or os.environ.get("OMP_NUM_THREADS")
     if threads is not None:
         torch.set_num_threads(int(threads))

@@ -15,11 +15,9 @@ class LaunchRequest:
     overrides: what the user typed after the command, one override each, as typed.
     command: the whole command line (``sys.argv``), program first.
     choices: preset chosen in each group (``{"model": "gpt_tiny", ...}``).
-    notes: lines for people that composing or checking had to say (the environment's W won over the config's, ...).
     """
 
     config_yaml: str
     overrides: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()

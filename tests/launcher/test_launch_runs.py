@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -19,7 +20,7 @@ from tests.support.processes import wait_until, with_argument
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "tests" / "support" / "misbehaving_model.py"
-LIMIT_S = 120  # reached only by a hang
+LIMIT_S = 300  # reached only by a hang
 
 
 class Program:
@@ -34,29 +35,26 @@ class Program:
         (corpus / "a.txt").write_text("".join(f"the {n}th line of a small corpus\n" for n in range(400)))
         self.environ = {
             **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
-            "XDG_CACHE_HOME": str(folder / "cache"),
             "OMP_NUM_THREADS": "1",
         }
 
-    def words(self, *overrides: str, num_ranks: int | None = 2) -> list[str]:
-        ranks = [] if num_ranks is None else [f"cluster.nproc_per_node={num_ranks}"]
+    def words(self, *overrides: str) -> list[str]:
         return [
             f"plugins=[{PLUGIN}]",
             "model=misbehaving",
             "data=text_files",
             f"data.path={self.folder / 'corpus'}",
+            f"data.cache_dir={self.folder / 'cache'}",
             "train=smoke",
             "train.steps=3",
             f"run.name={self.tag}",
             "cluster.device=cpu",
-            *ranks,
             *overrides,
         ]
 
-    def start(self, *overrides: str, before: tuple[str, ...] = (), **options: object) -> subprocess.Popen[str]:
+    def start(self, *overrides: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         """``before``: what starts ``-m launcher`` instead of this Python (torchrun)."""
-        num_ranks = None if before else 2
-        command = [sys.executable, *before, "-m", "launcher", *self.words(*overrides, num_ranks=num_ranks)]
+        command = [sys.executable, *before, "-m", "launcher", *self.words(*overrides)]
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -115,10 +113,9 @@ def test_a_run_leaves_every_artefact_and_tells_the_end(program: Program) -> None
     ("how", "rank", "code", "says"),
     [
         ("raise", 1, 1, "rank 1 of 2 failed: RuntimeError: this rank does not like the weather"),
-        ("raise", 0, 1, "rank 0 of 2 failed: RuntimeError: this rank does not like the weather"),
         ("kill", 1, 1, "rank 1 of 2 was killed by SIGKILL"),
         ("leave", 1, 1, "rank 1 of 2 left before the run ended (exit code 0)"),
-        ("memory", 1, 6, "rank 1 of 2 failed: MemoryError: no room"),
+        pytest.param("memory", 0, 6, "rank 0 of 2 failed: MemoryError: no room", marks=pytest.mark.full),
     ],
 )
 def test_a_failing_rank_is_named(program: Program, how: str, rank: int, code: int, says: str) -> None:
@@ -195,7 +192,7 @@ def test_torchrun_ranks_join_one_run(program: Program) -> None:
 
 def test_torchrun_names_the_rank_that_failed(program: Program) -> None:
     words = ("model.how=raise", "model.at_rank=1")
-    code, out, err = program.run(*words, before=torchrun("--standalone", "--nproc-per-node", "2"))
+    code, _, err = program.run(*words, before=torchrun("--standalone", "--nproc-per-node", "2"))
     assert code == 1
     assert "rank 1: RuntimeError: this rank does not like the weather" in err
     root_cause = err[err.index("Root Cause") :]
@@ -228,8 +225,6 @@ def test_two_torchrun_agents_make_one_run_of_two_nodes(program: Program) -> None
 
 def _free_port() -> int:
     """For torchrun, which takes no socket. The race this leaves is torchrun's; ours has none."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -243,8 +238,8 @@ def test_half_an_environment_is_told(program: Program) -> None:
     assert program.run_dirs() == []
 
 
-def test_summary_is_json(program: Program) -> None:
-    code, out, err = program.run("train.steps=2", "cluster.nproc_per_node=1")
+def test_one_rank_alone_needs_no_process_group(program: Program) -> None:
+    code, out, err = program.run("cluster.nproc_per_node=1")
     assert code == 0, out + err
     (run_dir,) = program.run_dirs()
-    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 2
+    assert json.loads((run_dir / "summary.json").read_text())["world_size"] == 1
