@@ -74,7 +74,7 @@ def _run(config: Config, run_dir: Path, device: str, environ: Mapping[str, str])
         )
         limit = config.cluster.time_limit
         limits = Limits(config.cluster.grace_s, None if limit is None else float(seconds_of(limit)))
-        return supervise(commands, limits, _say, echo)
+        return supervise(commands, limits, _say_below, echo)
 
 
 def _listening_socket() -> socket.socket:
@@ -103,10 +103,15 @@ def _tell_the_end(outcome: Outcome, config: Config, run_dir: Path) -> None:
     """After a good end the last lines are rank 0's summary; every other end is told here."""
     if outcome.failure is not None:
         log = short(run_folder.rank_log(run_dir, outcome.failure.rank))
-        _say(failures.describe(outcome.failure, config.cluster.nproc_per_node, log))
+        _say_below(failures.describe(outcome.failure, config.cluster.nproc_per_node, log))
     elif outcome.stopped_by is not None:
-        _say(f"stopped by {outcome.stopped_by}; every rank has ended\nrun folder: {short(run_dir)}")
+        _say_below(f"stopped by {outcome.stopped_by}; every rank has ended\nrun folder: {short(run_dir)}")
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _say_below(text: str) -> None:
+    """On a terminal, below the line in which rank 0's progress bar may stand."""
+    _say(f"\n{text}" if sys.stdout.isatty() else text)
