@@ -22,9 +22,9 @@ stream and read on the reduce stream.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -153,6 +153,15 @@ class FlatParamHandle:
             flat = flat_in_memory_order(value.detach(), spec)
             self.sharded[span.shard_start : span.shard_end].copy_(flat[span.start : span.end])
         self.writes.writes += 1
+
+    def rename(self, name_of: Callable[[Place], str]) -> None:
+        """Names count from another root now; places, segments and specs all carry them."""
+        self.places = tuple(tuple(replace(place, fqn=name_of(place)) for place in places) for places in self.places)
+        names = [places[0].fqn for places in self.places]
+        segments = tuple(replace(s, fqn=name) for s, name in zip(self.layout.segments, names, strict=True))
+        self.layout = replace(self.layout, segments=segments)
+        for parameter, name in zip(self.params, names, strict=True):
+            parameter.spec = replace(parameter.spec, fqn=name)
 
     def write_epoch(self) -> int:
         """Grows with every write to the parameters that can be seen (fused optimizers on the flat parameter cannot)."""

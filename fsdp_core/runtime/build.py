@@ -20,10 +20,12 @@ from fsdp_core.numerics.mixed_precision import cast_buffers, dtypes_for
 from fsdp_core.runtime.agreement import check_structure, check_values
 from fsdp_core.runtime.context import Context
 from fsdp_core.runtime.hooks import attach
+from fsdp_core.runtime.names import walk
 from fsdp_core.runtime.options import ShardingOptions, resolve_device
 from fsdp_core.runtime.parameter_table import ParameterTable
 from fsdp_core.runtime.plan_units import Plan, PlannedParameter, PlannedUnit, plan_units
 from fsdp_core.runtime.rate_limiter import RateLimiter
+from fsdp_core.runtime.recurrent import follow_unit
 from fsdp_core.runtime.unit import Unit
 
 
@@ -56,6 +58,9 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
         forward_prefetch=options.forward_prefetch,
     )
     units = [_build_unit(planned, options, groups, resources, device) for planned in plan.units]
+    names = {module: name for name, module in reversed(list(walk(root)))}
+    for unit in plan.inner:
+        unit.move_below(names)
     context.adopt(_in_tree_order(root, units, plan.inner), units[0])
     context.lifted = [(p.fqn, p.tensor.nbytes, [place.fqn for place in p.places]) for p in plan.lifted]
     for unit in plan.inner:
@@ -157,7 +162,7 @@ def _take_identity(original: Tensor, sharded: ShardedTensor, places: Sequence[Pl
     extra = user_attributes(original)
     for place in places:
         if isinstance(place.module, nn.RNNBase):
-            place.module._flat_weight_refs = []  # weak references, which would forbid the swap
+            follow_unit(place.module)
         if not isinstance(place.module._parameters, ParameterTable):
             place.module.__dict__["_parameters"] = ParameterTable(place.module._parameters)
     try:

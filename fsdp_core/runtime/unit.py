@@ -24,6 +24,8 @@ from fsdp_core.handle.sharded_tensor import ShardedTensor
 from fsdp_core.numerics.mixed_precision import cast_floating
 from fsdp_core.policy import MixedPrecision
 from fsdp_core.runtime.gather_node import make_node, tensors_of_node
+from fsdp_core.runtime.names import join, unit_title
+from fsdp_core.runtime.recurrent import forget_weights
 from fsdp_core.runtime.saved_weights import SavedWeight
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ class Unit:
             for place in handle.places[index]
         ]
         self._positions = {id(parameter): position for position, parameter in enumerate(self.params)}
+        holders = (place.module for handle in self.handles for places in handle.places for place in places)
+        self._recurrent = tuple({module: None for module in holders if isinstance(module, nn.RNNBase)})
         self._requires_grad: tuple[bool, ...] = ()
         self.trainable_positions: tuple[int, ...] = ()
         self._node: weakref.ref[Any] | None = None
@@ -114,6 +118,12 @@ class Unit:
                     remedy="run backward before changing parameters, or run the forward again",
                 )
 
+    def move_below(self, names: dict[nn.Module, str]) -> None:
+        """A parent was sharded: names count from its root now."""
+        self.name = "+".join(unit_title(names[module]) for module in self.modules)
+        for handle in self.handles:
+            handle.rename(lambda place: join(names[place.module], place.name))
+
     # -- state ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -144,6 +154,8 @@ class Unit:
                 handle.reshard()
         self.is_prefetched = False
         self._recompute_tensors = None
+        for module in self._recurrent:
+            forget_weights(module)
 
     # -- forward --------------------------------------------------------------------------------------------------------
 
@@ -182,6 +194,8 @@ class Unit:
     def _uninstall(self) -> None:
         for attributes, name, _ in self._sites:
             attributes.pop(name, None)
+        for module in self._recurrent:
+            forget_weights(module)
 
     def full_tensors(self) -> list[Tensor]:
         """One full tensor per parameter: outputs of the unit's node where it trains, plain views elsewhere."""
