@@ -44,6 +44,9 @@ class Adafactor(ShardedOptimizer):
         d: the update's RMS is clipped to this. weight_decay: decoupled.
     """
 
+    whole_keys = frozenset({"row_var", "col_var"})
+    part_keys = frozenset({"variance"})
+
     def __init__(
         self,
         params: Any,

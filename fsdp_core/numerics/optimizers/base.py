@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fsdp_core.comm.wire import Label, Wire
+from fsdp_core.errors import NumericsError
 from fsdp_core.numerics.optimizers.geometry import Holding, holding_of
 
 LABEL = Label(unit_id=-1, phase="optimizer", unit="optimizer step")
@@ -20,10 +21,14 @@ BUCKET_BYTES = 64 << 20
 class ShardedOptimizer(torch.optim.Optimizer):
     """An optimizer whose result does not depend on how parameters are sharded.
 
-    State per parameter: tensors of the parameter's own shape are element-wise; ``whole[fqn][name]`` is the same on
-    every rank of the sharding group and belongs to that original parameter as a whole; ``parts[fqn][name]`` is 1-D
-    and holds the elements of that original parameter that this rank holds.
+    State per parameter: tensors of the parameter's own shape are element-wise; ``whole[fqn][key]`` is the same on
+    every rank of the sharding group and belongs to that original parameter as a whole; ``parts[fqn][key]`` is 1-D
+    and holds the elements of that original parameter that this rank holds. Which keys are kept in the last two ways
+    is a fact of the class; ``fsdp_core.optim_state_dict`` reads it.
     """
+
+    whole_keys: ClassVar[frozenset[str]] = frozenset()
+    part_keys: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
@@ -35,6 +40,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _holding(self, param: Tensor) -> Holding:
         holding = self._holdings.get(param)
         if holding is None:
+            if param.is_complex():
+                raise NumericsError(
+                    "Optimizers of fsdp_core work on real numbers",
+                    got=f"a {param.dtype} parameter of shape {tuple(param.shape)}",
+                    remedy="store the parameter as a real tensor (torch.view_as_real) or use torch.optim.AdamW",
+                )
             holding = self._holdings[param] = holding_of(param)
         return holding
 

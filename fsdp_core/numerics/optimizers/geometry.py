@@ -70,6 +70,12 @@ class Piece:
         """This piece of a holding's local data, 1-D."""
         return local[self.offset : self.offset + self.end - self.start]
 
+    def cut(self, whole: Tensor) -> Tensor:
+        """This rank's elements, 1-D, of a tensor of the original shape."""
+        if whole.stride() != self.stride:
+            whole = torch.empty_strided(self.shape, self.stride, dtype=whole.dtype, device=whole.device).copy_(whole)
+        return whole.as_strided((self.numel,), (1,))[self.start : self.end]
+
     def whole(self, flat: Tensor) -> Tensor:
         """The original parameter inside a gathered flat parameter, in its own shape and stride."""
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.flat_start)
@@ -113,14 +119,8 @@ def holding_of(param: Tensor) -> Holding:
     """See the module's docstring.
 
     Raises:
-        NumericsError: a plain parameter with gaps or overlaps in memory, or a complex one.
+        NumericsError: a plain parameter with gaps or overlaps in memory.
     """
-    if param.is_complex():
-        raise NumericsError(
-            "Optimizers of fsdp_core work on real numbers",
-            got=f"a {param.dtype} parameter of shape {tuple(param.shape)}",
-            remedy="store the parameter as a real tensor (torch.view_as_real) or use torch.optim.AdamW",
-        )
     if isinstance(param, FlatParameter):
         return _flat_holding(param)
     if isinstance(param, ShardedTensor):

@@ -9,8 +9,10 @@ Writing parameters is allowed only after ``Wire.quiesce`` and before the next ga
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +84,24 @@ def scatter(home: Home, results: Sequence[tuple[Piece, Tensor]], dtype: torch.dt
     shard = wire.empty(home.shard_numel, dtype, BufferRole.GRAD_SHARD)
     wire.reduce_scatter(shard, full, LABEL).wait()
     return shard
+
+
+def share(wire: Wire, value: Any, owner: int) -> Any:
+    """An object of the owner's, on every rank of the group. Every rank calls; only the owner's ``value`` counts."""
+    payload = io.BytesIO()
+    if wire.group_rank == owner:
+        torch.save(value, payload)
+    content = torch.frombuffer(bytearray(payload.getvalue() or b"-"), dtype=torch.uint8)
+    size = torch.tensor([content.numel()], dtype=torch.int64, device=wire.device)
+    wire.broadcast(size, owner, LABEL).wait()
+    if wire.group_rank == owner:
+        sent = content.to(wire.device)
+    else:
+        sent = torch.empty(int(size.item()), dtype=torch.uint8, device=wire.device)
+    wire.broadcast(sent, owner, LABEL).wait()
+    if wire.group_rank == owner:
+        return value
+    return torch.load(io.BytesIO(bytes(sent.cpu().tolist())), map_location="cpu", weights_only=False)
 
 
 def write_window(wires: Iterable[Wire]) -> None:

@@ -12,7 +12,8 @@ owned parameters and gradients (about 2/F of the model) and one unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from fsdp_core.numerics.optimizers.base import ShardedOptimizer
 from fsdp_core.numerics.optimizers.exactness import refuse_mixing
 from fsdp_core.numerics.optimizers.geometry import Holding, Piece
-from fsdp_core.numerics.optimizers.owners import Owned, assign_owners, by_home, gather, scatter, write_window
+from fsdp_core.numerics.optimizers.owners import Owned, assign_owners, by_home, gather, scatter, share, write_window
 
 Factory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -64,10 +65,46 @@ class WholeParameterOptimizer(ShardedOptimizer):
                 group.setdefault(name, value)
         self.defaults = {**self.wrapped.defaults}
 
-    def names_of_state(self) -> dict[str, dict[str, Any]]:
-        """The wrapped optimizer's state of the parameters this rank owns, by original name."""
-        names = {id(one.piece): one.piece.fqn for owned in self._owned for one in owned}
-        return {names[key]: self.wrapped.state[p] for key, p in self._stand_ins.items() if p in self.wrapped.state}
+    def owned_state(self) -> dict[str, dict[str, Any]]:
+        """The wrapped optimizer's state of the parameters this rank owns, by original name, in original shapes."""
+        mine = [one for one in self._everything() if one.is_mine]
+        states = ((one.piece.fqn, self.wrapped.state.get(self._stand_ins[id(one.piece)])) for one in mine)
+        return {fqn: copy.deepcopy(state) for fqn, state in states if state}
+
+    def full_state(self) -> dict[str, dict[str, Any]]:
+        """The same for all parameters, on every rank. Every rank calls; one broadcast per parameter."""
+        own, full = self.owned_state(), {}
+        for one in self._everything():
+            home, fqn = one.holding.home, one.piece.fqn
+            state = own.get(fqn) if home is None else share(home.wire, own.get(fqn), one.owner)
+            if state:
+                full[fqn] = state
+        return full
+
+    def load_owned_state(self, states: dict[str, dict[str, Any]]) -> None:
+        """Take the states of the parameters this rank owns from ``states`` by name; others there are ignored."""
+        for one in self._everything():
+            if one.is_mine:
+                stand_in = self._stand_ins[id(one.piece)]
+                self.wrapped.state.pop(stand_in, None)
+                if one.piece.fqn in states:
+                    self.wrapped.state[stand_in] = copy.deepcopy(states[one.piece.fqn])
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's own part: ``{"state": {name: ...}, "param_groups": [options]}``. For checkpoints that outlive
+        the number of ranks use ``fsdp_core.optim_state_dict``."""
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        return {"state": self.owned_state(), "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave on this rank."""
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(saved)
+        self.load_owned_state(state_dict["state"])
+
+    def _everything(self) -> Iterator[Owned]:
+        for owned in self._owned:
+            yield from owned
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -80,7 +117,7 @@ class WholeParameterOptimizer(ShardedOptimizer):
             inner.update({name: value for name, value in group.items() if name != "params"})
         active = [h for h in self._holdings.values() if h.param.grad is not None]
         pieces = {id(piece) for holding in active for piece in holding.pieces}
-        owned = [one for group in self._owned for one in group if id(one.piece) in pieces]
+        owned = [one for one in self._everything() if id(one.piece) in pieces]
         self._lend(active, [one for one in owned if one.is_mine])
         with torch.enable_grad():
             self.wrapped.step()
