@@ -34,19 +34,33 @@ from tests.support.ranks import ROOT, Rank
 VOCAB, SEQ_LEN, TARGET_LEN = 61, 24, 12
 TABLE_ROWS, NUM_DENSE = (50, 7, 1000, 3), 5
 PRESETS = {"gpt": "gpt_tiny", "t5": "t5_tiny", "dhen": "dhen_tiny"}
+SMALLER = {
+    "gpt": {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "max_seq_len": 32},
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 1},
+    "dhen": {
+        "embedding_dim": 8,
+        "num_tokens": 8,
+        "dlrm_hidden": 16,
+        "dcn_rank": 8,
+        "bottom_mlp": [16],
+        "top_mlp": [16],
+    },
+}
 
 
 @dataclass
 class MadeUpConfig(DataConfig):
     kind: str = "made_up"
     num_samples: int = 96
+    is_new_each_epoch: bool = True
 
 
 class MadeUp(Dataset):
     """Sample i of an epoch follows from (i, epoch) alone. Text counts a different number of targets per sample."""
 
-    def __init__(self, task: str, num_samples: int, first: int) -> None:
+    def __init__(self, task: str, num_samples: int, first: int, is_new_each_epoch: bool = True) -> None:
         self._task, self._num_samples, self._first = task, num_samples, first
+        self._is_new_each_epoch = is_new_each_epoch
 
     def __len__(self) -> int:
         return self._num_samples
@@ -56,7 +70,7 @@ class MadeUp(Dataset):
         return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     def _sample(self, index: int, epoch: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(1_000_003 * epoch + index)
+        generator = torch.Generator().manual_seed(1_000_003 * epoch * self._is_new_each_epoch + index)
         if self._task == "clicks":
             sparse = torch.stack([torch.randint(rows, (), generator=generator) for rows in TABLE_ROWS])
             dense = torch.randn(NUM_DENSE, generator=generator)
@@ -81,7 +95,8 @@ def prepare(config: MadeUpConfig, request: PrepareRequest) -> Splits:
         num_eval=10,
         description="made-up samples",
     )
-    return Splits(MadeUp(request.task, config.num_samples, 0), MadeUp(request.task, 10, 10_000), info)
+    train = MadeUp(request.task, config.num_samples, 0, config.is_new_each_epoch)
+    return Splits(train, MadeUp(request.task, 10, 10_000), info)
 
 
 if DATA.get("made_up") is None:
@@ -105,6 +120,11 @@ def recipe(kind: str, **changes: Any) -> RecipeConfig:
         assert name in vars(owner), f"{path} is no field of the config"
         setattr(owner, name, value)
     return config
+
+
+def small_recipe(kind: str, **changes: Any) -> RecipeConfig:
+    """A fraction of the tiny preset, where the numbers do not matter."""
+    return recipe(kind, **{f"model__{name}": value for name, value in SMALLER[kind].items()}, **changes)
 
 
 def context_of(rank: Rank | None, run_dir: Path = Path("nowhere")) -> RankContext:
@@ -156,3 +176,18 @@ def losses_of(rank: Rank | None, config: RecipeConfig) -> list[float]:
 
 def many_losses(rank: Rank, configs: list[RecipeConfig]) -> list[list[float]]:
     return [losses_of(rank, config) for config in configs]
+
+
+def many_lines(rank: Rank, configs: list[RecipeConfig]) -> list[list[Line]]:
+    return [lines_of(rank, config) for config in configs]
+
+
+def ranks_at_work(rank: Rank) -> dict[str, Any]:
+    """Every operation of ``Ranks`` once."""
+    ranks = Ranks.of(context_of(rank))
+    ranks.barrier()
+    return {
+        "sum": ranks.sum(torch.tensor([1.0, rank.rank])).tolist(),
+        "max": ranks.max(torch.tensor([5 - rank.rank, rank.rank])).tolist(),
+        "gather": ranks.gather(torch.tensor([[rank.rank, 7]])).tolist(),
+    }

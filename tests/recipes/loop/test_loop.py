@@ -12,44 +12,46 @@ from recipes.recompute import checkpoint_units
 from recipes.schema.training import EarlyStopConfig
 from recipes.seeds import derived_seed, seed_training
 from recipes.train import run
-from tests.recipes.loop.recipes_in_tests import context_of, lines_of, losses_of, recipe
+from tests.recipes.loop.recipes_in_tests import context_of, lines_of, losses_of, small_recipe
 
 SHORT = {"train__steps": 5}
 
 
 @pytest.fixture(scope="module")
 def plain_losses() -> dict[str, list[float]]:
-    return {kind: losses_of(None, recipe(kind, **SHORT)) for kind in ("gpt", "t5", "dhen")}
+    return {kind: losses_of(None, small_recipe(kind, **SHORT)) for kind in ("gpt", "t5", "dhen")}
 
 
 @pytest.mark.parametrize("kind", ["gpt", "t5", "dhen"])
 @pytest.mark.parametrize("with_communication", [False, True], ids=["without communication", "with communication"])
 def test_accumulation_equals_one_large_batch(plain_losses: dict, kind: str, with_communication: bool):
-    accumulated = recipe(kind, train__micro_batch=2, train__accumulate_with_communication=with_communication, **SHORT)
+    accumulated = small_recipe(
+        kind, train__micro_batch=2, train__accumulate_with_communication=with_communication, **SHORT
+    )
     assert losses_of(None, accumulated) == pytest.approx(plain_losses[kind], rel=1e-5)
 
 
 def test_a_rerun_has_the_same_bits(plain_losses: dict):
-    assert losses_of(None, recipe("gpt", run__deterministic=True, **SHORT)) == plain_losses["gpt"]
+    assert losses_of(None, small_recipe("gpt", run__deterministic=True, **SHORT)) == plain_losses["gpt"]
     torch.use_deterministic_algorithms(False)
 
 
 def test_another_seed_gives_another_run(plain_losses: dict):
-    assert losses_of(None, recipe("gpt", run__seed=1, **SHORT)) != plain_losses["gpt"]
+    assert losses_of(None, small_recipe("gpt", run__seed=1, **SHORT)) != plain_losses["gpt"]
 
 
 def test_dropout_is_the_same_in_a_rerun_and_in_recomputation():
     dropped = {"model__dropout": 0.2, **SHORT}
-    first = losses_of(None, recipe("gpt", **dropped))
-    assert losses_of(None, recipe("gpt", **dropped)) == first
-    assert losses_of(None, recipe("gpt", train__activation_checkpointing=True, **dropped)) == pytest.approx(
+    first = losses_of(None, small_recipe("gpt", **dropped))
+    assert losses_of(None, small_recipe("gpt", **dropped)) == first
+    assert losses_of(None, small_recipe("gpt", train__activation_checkpointing=True, **dropped)) == pytest.approx(
         first, rel=1e-6
     )
 
 
 @pytest.mark.parametrize("kind", ["gpt", "t5", "dhen"])
 def test_recomputation_changes_no_loss(plain_losses: dict, kind: str):
-    recomputed = losses_of(None, recipe(kind, train__activation_checkpointing=True, **SHORT))
+    recomputed = losses_of(None, small_recipe(kind, train__activation_checkpointing=True, **SHORT))
     assert recomputed == pytest.approx(plain_losses[kind], rel=1e-6)
 
 
@@ -65,24 +67,24 @@ def test_checkpointed_units_keep_class_names_and_parameter_names():
 
 @pytest.mark.parametrize("init", ["eager", "deferred"])
 def test_both_ways_of_building_start_from_the_same_bits(plain_losses: dict, init: str):
-    assert losses_of(None, recipe("gpt", sharding__init=init, **SHORT)) == plain_losses["gpt"]
+    assert losses_of(None, small_recipe("gpt", sharding__init=init, **SHORT)) == plain_losses["gpt"]
 
 
 @pytest.mark.parametrize("units", ["size", "root"])
 def test_units_change_no_loss(plain_losses: dict, units: str):
-    config = recipe("gpt", sharding__units=units, sharding__min_unit_numel=100_000, **SHORT)
+    config = small_recipe("gpt", sharding__units=units, sharding__min_unit_numel=2_000, **SHORT)
     assert losses_of(None, config) == pytest.approx(plain_losses["gpt"], rel=1e-6)
 
 
 def test_bf16_follows_fp32(plain_losses: dict):
-    config = recipe("gpt", precision__param_dtype="bfloat16", precision__reduce_dtype="bfloat16", **SHORT)
+    config = small_recipe("gpt", precision__param_dtype="bfloat16", precision__reduce_dtype="bfloat16", **SHORT)
     losses = losses_of(None, config)
     assert losses == pytest.approx(plain_losses["gpt"], rel=2e-2)
     assert losses != plain_losses["gpt"]
 
 
 def test_fp16_scaler_backs_off_until_gradients_fit_and_then_trains():
-    config = recipe(
+    config = small_recipe(
         "gpt",
         precision__param_dtype="float16",
         precision__reduce_dtype="float16",
@@ -90,6 +92,7 @@ def test_fp16_scaler_backs_off_until_gradients_fit_and_then_trains():
         precision__initial_scale=2.0**26,
         train__steps=14,
         data__num_samples=8,  # the same samples in every step: a skipped step leaves the loss where it was
+        data__is_new_each_epoch=False,
     )
     lines = lines_of(None, config)
     scales = [line["loss_scale"] for line in lines]
@@ -99,12 +102,12 @@ def test_fp16_scaler_backs_off_until_gradients_fit_and_then_trains():
     assert 0 < len(skipped) < 13
     assert all(scales[k + 1] == scales[k] / 2 for k in skipped)
     for k in skipped:
-        assert losses[k + 1] == pytest.approx(losses[k], rel=1e-5), "a skipped step changed the weights"
+        assert losses[k + 1] == pytest.approx(losses[k], rel=1e-4), "a skipped step changed the weights"
     assert losses[-1] < losses[0] - 0.05
 
 
 def test_every_step_has_a_line_whatever_log_every(capsys: pytest.CaptureFixture, tmp_path: Path):
-    config = recipe("gpt", train__steps=7, train__log_every=3, train__eval_every=5, train__eval_samples=8)
+    config = small_recipe("gpt", train__steps=7, train__log_every=3, train__eval_every=5, train__eval_samples=8)
     config.data.cache_dir = str(tmp_path / "cache")
     summary = run(config, context_of(None, tmp_path))
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -115,7 +118,7 @@ def test_every_step_has_a_line_whatever_log_every(capsys: pytest.CaptureFixture,
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (summary.status, summary.steps, summary.samples, summary.sharding_factor) == ("finished", 7, 56, 1)
     assert summary.evaluation["loss"] == lines[-1]["eval_loss"]
-    assert summary.num_parameters > 500_000
+    assert summary.num_parameters > 25_000
     printed = capsys.readouterr().out
     assert "sharding groups [0] by local" in printed
     assert "step 7/7" in printed
@@ -123,7 +126,7 @@ def test_every_step_has_a_line_whatever_log_every(capsys: pytest.CaptureFixture,
 
 
 def test_early_stop_ends_the_run_and_says_so(capsys: pytest.CaptureFixture, tmp_path: Path):
-    config = recipe("dhen", train__eval_every=1, train__eval_samples=4)
+    config = small_recipe("dhen", train__eval_every=1, train__eval_samples=4)
     config.train.early_stop = EarlyStopConfig(patience=2, min_delta=100.0)
     config.data.cache_dir = str(tmp_path / "cache")
     summary = run(config, context_of(None, tmp_path))
@@ -133,7 +136,7 @@ def test_early_stop_ends_the_run_and_says_so(capsys: pytest.CaptureFixture, tmp_
 
 
 def test_profiler_and_trace_windows_leave_their_files(tmp_path: Path):
-    config = recipe("gpt", train__steps=4, train__profile_steps=[1, 3], train__trace=True)
+    config = small_recipe("gpt", train__steps=4, train__profile_steps=[1, 3], train__trace=True)
     config.data.cache_dir = str(tmp_path / "cache")
     run(config, context_of(None, tmp_path))
     assert (tmp_path / "profile" / "rank0.json.gz").stat().st_size > 1000
@@ -143,7 +146,7 @@ def test_profiler_and_trace_windows_leave_their_files(tmp_path: Path):
 
 
 def test_ranks_drop_different_activations_and_the_same_in_a_rerun():
-    run_config = recipe("gpt").run
+    run_config = small_recipe("gpt").run
     draws = []
     for rank in (0, 1, 0):
         seed_training(run_config, rank)
@@ -154,8 +157,8 @@ def test_ranks_drop_different_activations_and_the_same_in_a_rerun():
 
 
 def test_the_wrong_data_for_a_model_is_named(tmp_path: Path):
-    config = recipe("gpt")
-    config.model = recipe("dhen").model
+    config = small_recipe("gpt")
+    config.model = small_recipe("dhen").model
     config.model.table_rows = [3]
     config.data.cache_dir = str(tmp_path / "cache")
     with pytest.raises(ValueError, match="embedding tables"):
