@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Override
@@ -25,8 +25,7 @@ from launcher.plugins import load_plugins, plugin_presets
 from launcher.schema import ACTIONS, Config
 from launcher.sources import Layer, Sources, Typed, shown
 from launcher.words import Words, check_presets, for_composing, read_words
-
-T = TypeVar("T")
+from recipes.data.files import expanded
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,10 @@ class Composer:
         self.config_name = line.flags.get("config_name", PRIMARY).removesuffix(".yaml")
         self.loader = HydraLoader(config_dir, self.config_name)
         searchpath = [str(word.input_line) for word in self.words.overrides if word.is_hydra_override()]
-        self.presets = _told(lambda: self.loader.groups(searchpath), self.config_name, [*line.problems])
+        try:
+            self.presets = self.loader.groups(searchpath)
+        except COMPOSING_ERRORS as error:
+            raise _told(error, self.config_name, [*line.problems, *self.words.problems]) from None
         self._problems = [*line.problems, *self._words_without_value(), *self.words.problems]
         self._refuse_shadowed(config_dir)
 
@@ -89,10 +91,8 @@ class Composer:
         """Compose one job. Raises ConfigErrors if Hydra cannot."""
         chosen = check_presets(overrides, self.presets)
         problems = [*self._problems, *chosen.problems]
+        config, files, lines = self._compose_what_fits(chosen, problems)
         failed = self.line.failed | self.words.failed | chosen.failed
-        own_primary = self.config_name != PRIMARY
-        lines = [for_composing(override, self.presets, own_primary) for override in chosen.overrides]
-        config, files = _told(lambda: self.loader.compose(lines), self.config_name, problems)
         sources = self._sources(chosen, files)
         problems.extend(self._unselected_loggers(chosen, sources))
         choices = _choices(config)
@@ -112,6 +112,26 @@ class Composer:
             lines=tuple(lines),
             joined=self.joined,
         )
+
+    def _compose_what_fits(
+        self, chosen: Words, problems: list[Problem]
+    ) -> tuple[DictConfig, Callable[[], Sequence[Layer]], list[str]]:
+        """Compose; an override that cannot be merged (keys below a plain value) is refused and left out.
+
+        Moves what is refused from ``chosen.overrides`` to ``chosen.failed`` and ``problems``.
+        """
+        own_primary = self.config_name != PRIMARY
+        while True:
+            lines = [for_composing(override, self.presets, own_primary) for override in chosen.overrides]
+            try:
+                return *self.loader.compose(lines), lines
+            except COMPOSING_ERRORS as error:
+                unmergeable = [line for line in lines if str(error).strip() == f"Error merging override {line}"]
+                if not unmergeable:
+                    raise _told(error, self.config_name, problems) from None
+                override = chosen.overrides.pop(lines.index(unmergeable[0]))
+                chosen.failed.add(override.key_or_group)
+                problems.append(_unmergeable(override, error))
 
     def _load_plugins(self) -> tuple[Path, ...]:
         named: Any = []
@@ -187,14 +207,19 @@ class Composer:
             )
 
 
-def _told(ask_hydra: Callable[[], T], config_name: str, problems: list[Problem]) -> T:
-    """What Hydra answers; its errors become ConfigErrors, after the ``problems`` found so far."""
-    try:
-        return ask_hydra()
-    except COMPOSING_ERRORS as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        raise ConfigErrors([*problems, _composing_problem(error, config_name)]) from None
+def _told(error: Exception, config_name: str, problems: list[Problem]) -> Exception:
+    """Hydra's error as ConfigErrors, after the ``problems`` found so far; as it is, if its traceback is asked for."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        return error
+    return ConfigErrors([*problems, _composing_problem(error, config_name)])
+
+
+def _unmergeable(override: Override, error: Exception) -> Problem:
+    value = override.get_value_string()
+    source = f"command line: {override.input_line}"
+    return Problem(
+        f"this does not fit what is there: {_first_line(error.__cause__)}", override.key_or_group, value, source
+    )
 
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError)
@@ -217,14 +242,14 @@ def _composing_problem(error: Exception, config_name: str) -> Problem:
     return Problem(f"the config cannot be composed: {text or type(error).__name__}")
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException | None) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else ""
 
 
 def _config_dir(text: str | None) -> Path | None:
     if text is None:
         return None
-    path = Path(text).expanduser().absolute()
+    path = expanded(text).absolute()
     if not path.is_dir():
         problem = Problem(
             "there is no such folder", "", text, "--config-dir", "a folder with presets", "--config-dir PATH"

@@ -17,6 +17,7 @@ from launcher.check.reader import KINDS, READABLE, default_tree, fields_of, nest
 from launcher.check.values import is_readable
 from launcher.errors import ConfigErrors, Problem
 from launcher.sources import shown
+from recipes.data.files import expanded
 from recipes.registry import Entry
 from recipes.schema.data import DataConfig
 from recipes.schema.model import ModelConfig
@@ -38,7 +39,7 @@ def load_plugins(paths: Sequence[str | Path]) -> list[Path]:
         ConfigErrors: a file is missing, does not import, registers nothing, or registers something unusable; the
             message holds the user's own line.
     """
-    files = [Path(path).expanduser().absolute() for path in paths]
+    files = [expanded(str(path)).absolute() for path in paths]
     for typed, file in zip(paths, files, strict=True):
         if file not in _loaded:
             _load(file, str(typed))

@@ -29,6 +29,7 @@ from types import TracebackType
 from launcher.errors import ConfigErrors, Problem
 from launcher.request import LaunchRequest
 from launcher.schema import Config
+from recipes.data.files import expanded
 
 CONFIG_FILE = "config.yaml"
 _ROOT = Path("runs")
@@ -46,7 +47,7 @@ def decide(config: Config, request: LaunchRequest) -> Path:
         ConfigErrors: ``run.dir`` cannot be used.
     """
     if config.run.dir is not None:
-        return open_named(Path(config.run.dir).expanduser().absolute())
+        return open_named(expanded(config.run.dir).absolute())
     return create(config.run.name or request.choices.get("model") or config.model.kind).absolute()
 
 

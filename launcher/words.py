@@ -95,6 +95,8 @@ def check_presets(overrides: Sequence[Override], presets: Mapping[str, list[str]
         if group not in presets:
             words.overrides.append(override)
             continue
+        if group == "experiment" and override.value() is None:
+            continue  # no experiment is what there is without a word
         problems = _preset_problems(override, presets[group])
         for problem in problems:
             words.refuse(problem, group)
@@ -111,7 +113,7 @@ def for_composing(override: Override, presets: Mapping[str, list[str]], own_prim
     """
     line = str(override.input_line)
     if override.is_hydra_override():
-        return line
+        return line.lstrip("+")
     if override.key_or_group in presets:
         return line if own_primary else line.lstrip("+")
     return "++" + line.lstrip("+")
@@ -121,8 +123,11 @@ def _unusable(override: Override, is_multirun: bool) -> Problem | None:
     line, key = str(override.input_line), override.key_or_group
     if not key:
         return explain.unreadable(line, "no key")
-    if override.is_hydra_override() and key not in ALLOWED_OF_HYDRA:
+    if (key == "hydra" or override.is_hydra_override()) and key not in ALLOWED_OF_HYDRA:
         return _of_hydra(line, key)
+    if override.package is not None:
+        what = "@ puts a group into another place, which no group of this config can take"
+        return Problem(what, key, source=f"command line: {line}", remedy=f"{key}={override.get_value_string()}")
     if override.value_type is ValueType.INTERVAL_SWEEP:
         return Problem("searching an interval is not available in this version", key, source=f"command line: {line}")
     if override.is_sweep_override() and not is_multirun:
@@ -151,10 +156,13 @@ def _preset_problems(override: Override, names: list[str]) -> list[Problem]:
         what = "this is a group: choose a preset, or set its keys one by one"
         remedy = " ".join(f"{group}.{key}=VALUE" for key in list(value)[:3]) or f"{group}={names[0]}"
         return [Problem(what, group, str(value), f"command line: {line}", f"one of {', '.join(names)}", remedy)]
+    if value is None:
+        what, remedy = "a group needs a preset, not null", f"one of {', '.join(names)}"
+        return [Problem(what, group, "null", f"command line: {line}", remedy)]
     chosen = value if isinstance(value, list) else [value]
     problems = []
     for name in chosen:
-        if name is None or str(name).removesuffix(".yaml") in names:
+        if str(name).removesuffix(".yaml") in names:
             continue
         text = "true" if name is True else "false" if name is False else str(name)
         problems.append(_no_preset(group, text, names, f"command line: {line}"))

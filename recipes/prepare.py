@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from recipes.data.files import expanded
 from recipes.data.loading import EvalBatches, TrainBatches
 from recipes.data.records import PrepareRequest, Splits
 from recipes.data.stream import SampleStream
@@ -41,7 +42,7 @@ def data_seed(config: RecipeConfig) -> int:
 def data_cache_dir(configured: str | None) -> Path:
     """As configured, or the user's cache folder by the XDG rule."""
     if configured is not None:
-        return Path(configured).expanduser()
+        return expanded(configured)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fsdp-launcher"
 

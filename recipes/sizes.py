@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from recipes.data.files import expanded
 from recipes.data.vocab import resolved_seq_len, text_vocab_size
 from recipes.registry import MODELS
 from recipes.schema.data import (
@@ -248,7 +248,7 @@ def _mlp(widths: list[int]) -> int:
 
 
 def _num_folders(path: str) -> int | None:
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if not folder.is_dir():
         return None
     return sum(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir())

@@ -36,14 +36,22 @@ def existing_path(path: str, key: str, expected: str) -> Path:
     problem = path_problem(path, key, expected)
     if problem:
         raise DataError(problem)
-    return Path(path).expanduser()
+    return expanded(path)
+
+
+def expanded(path: str) -> Path:
+    """``path`` with a leading ``~`` or ``~user`` replaced by that home folder; unknown users stay as written.
+
+    (``Path.expanduser`` raises for those.)
+    """
+    return Path(os.path.expanduser(path))
 
 
 def path_problem(path: str, key: str, expected: str) -> str | None:
     """What is wrong with a path that must exist, or None."""
     if not path.strip():
         return f"{key} is empty; expected {expected}"
-    place = Path(path).expanduser()
+    place = expanded(path)
     if place.exists():
         return None
     message = f"{key}={path}: no such file or folder (looked for {place.absolute()}); expected {expected}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recipes.data import vocab
 from recipes.data.errors import DataError
-from recipes.data.files import Key, files_identity
+from recipes.data.files import Key, expanded, files_identity
 
 Ids = NDArray[np.int64]
 _TOKENIZER_FILES = (".json", ".txt", ".model", ".vocab", ".tiktoken", ".jinja")
@@ -75,7 +75,7 @@ class FolderTokenizer(TextTokenizer):
     """A transformers tokenizer saved in a folder (``save_pretrained``). Nothing is downloaded."""
 
     def __init__(self, path: str) -> None:
-        folder = Path(path).expanduser()
+        folder = expanded(path)
         if not folder.is_dir():
             raise DataError(
                 f"data.tokenizer.path={path}: no such folder. Expected a folder written by a tokenizer's "

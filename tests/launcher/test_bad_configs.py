@@ -169,6 +169,11 @@ PLUGINS = {
     "plugin without dataclass": (["plugins=[{tmp}/no_dataclass.py]"], ["no dataclass under ModelConfig"]),
     "plugin with a strange field": (["plugins=[{tmp}/strange.py]"], ["YAML cannot give", "use int, float"]),
 }
+UNKNOWN["keys below a list"] = (["optimizer.betas={a:1}"], ["optimizer.betas", "does not fit what is there"])
+UNKNOWN["null for a group"] = (["train=null"], ["a group needs a preset, not null"])
+UNKNOWN["group in another place"] = (["model@other=gpt_tiny"], ["@ puts a group into another place"])
+UNKNOWN["hydra itself"] = (["hydra=3"], ["this has no effect"])
+SHELL["home of nobody"] = (["--config-dir", "~no_such_user/x"], ["there is no such folder"])
 SHELL["completion of nothing"] = (["--shell-completion"], ["install=bash"])
 PLUGINS["plugin without units"] = (
     ["plugins=[{tmp}/good.py]", "model=my_model"],

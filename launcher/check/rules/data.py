@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from launcher.check.about import About
 from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config
 from recipes.data.errors import DataError
-from recipes.data.files import TEXT_SUFFIXES, find_files, path_problem
+from recipes.data.files import TEXT_SUFFIXES, expanded, find_files, path_problem
 from recipes.data.vocab import resolved_span_lengths
 from recipes.registry import DATA, MODELS
 from recipes.schema.data import (
@@ -60,7 +59,7 @@ def text_path(config: Config, about: About) -> Iterator[Problem]:
         yield from _files(about, "data.path", config.data.path, expected, TEXT_SUFFIXES)
     if isinstance(config.data, HFDatasetConfig):
         expected = "a folder written by save_to_disk, or of data files"
-        if Path(config.data.path).expanduser().is_file():
+        if expanded(config.data.path).is_file():
             remedy = "data=text_files reads single files"
             yield about.problem("data.path", "this is a file", got=config.data.path, expected=expected, remedy=remedy)
         else:
@@ -95,7 +94,7 @@ def image_path(config: Config, about: About) -> Iterator[Problem]:
     expected = "a folder with one sub-folder of images per class"
     problem = path_problem(config.data.path, "data.path", expected)
     if problem is None:
-        folder = Path(config.data.path).expanduser()
+        folder = expanded(config.data.path)
         if not folder.is_dir():
             problem = "this is no folder"
         elif sum(entry.is_dir() for entry in folder.iterdir()) < 2:
@@ -155,7 +154,7 @@ def _files(about: About, key: str, path: str, expected: str, suffixes: tuple[str
     """A path that must exist and hold something; with suffixes, files that end in one of them."""
     problem = path_problem(path, key, expected)
     if problem is None:
-        place = Path(path).expanduser()
+        place = expanded(path)
         try:
             if suffixes:
                 files = find_files(place, suffixes, key)

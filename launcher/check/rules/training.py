@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from launcher.check.about import About
 from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config
+from recipes.data.files import expanded
 from recipes.schema.training import AdamWConfig, SGDConfig
 
 RULES = Rules()
@@ -134,7 +134,7 @@ def run_folder(config: Config, about: About) -> Iterator[Problem]:
             expected="text without '/' that does not start with '.'",
             remedy="run.name=my_run",
         )
-    if run.dir is not None and Path(run.dir).exists() and not Path(run.dir).is_dir():
+    if run.dir is not None and expanded(run.dir).is_file():
         yield about.problem(
             "run.dir", "this is a file", got=run.dir, expected="a folder, or a new path", remedy="run.dir=null"
         )
