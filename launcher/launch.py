@@ -59,7 +59,7 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
 
 def _run(config: Config, run_dir: Path, device: str, environ: Mapping[str, str]) -> Outcome:
     echo = Echo(run_folder.rank_log(run_dir, 0))
-    with closing(_listening_socket()) as listener:
+    with closing(listening_socket()) as listener:
         commands = rank_commands(
             run_dir,
             config.plugins,
@@ -77,7 +77,7 @@ def _run(config: Config, run_dir: Path, device: str, environ: Mapping[str, str])
         return supervise(commands, limits, _say_below, echo)
 
 
-def _listening_socket() -> socket.socket:
+def listening_socket() -> socket.socket:
     """On loopback, on a port the system chose; it listens until rank 0 has taken it over, so nobody else gets it."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind((LOOPBACK, 0))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
-from launcher import failure, oom_kills, provenance, run_folder
+from launcher import failure, launch, oom_kills, provenance, run_folder
 from launcher.announce import headline
 from launcher.device import choose_device, torch_cuda_version
 from launcher.environment import JoinedRanks
@@ -132,6 +134,13 @@ def test_the_cuda_version_is_read_without_importing_torch() -> None:
     import torch
 
     assert import_free.stdout.strip() == str(torch.version.cuda) == str(torch_cuda_version())
+
+
+def test_the_port_of_a_run_cannot_be_taken_between_choosing_and_using_it() -> None:
+    with closing(launch.listening_socket()) as held, socket.socket() as thief:
+        assert held.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            thief.bind(held.getsockname())
 
 
 def test_headline() -> None:

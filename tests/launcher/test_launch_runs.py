@@ -202,6 +202,16 @@ def test_torchrun_names_the_rank_that_failed(program: Program) -> None:
     assert "does not like the weather" in (run_dir / "logs" / "rank_1.log").read_text()
 
 
+@pytest.mark.full
+def test_ranks_that_torchrun_starts_again_keep_their_folder(program: Program) -> None:
+    again = torchrun("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    code, out, err = program.run("model.how=raise_once", "model.at_rank=1", before=again)
+    assert code == 0, out + err
+    (run_dir,) = program.run_dirs()
+    assert (run_dir / "earlier" / "0" / "config.yaml").exists()
+    assert (run_dir / "summary.json").exists()
+
+
 def test_a_config_error_under_torchrun_is_told_once(program: Program) -> None:
     code, out, err = program.run("train.stepz=3", before=torchrun("--standalone", "--nproc-per-node", "2"))
     assert code != 0

@@ -15,6 +15,9 @@ from recipes.schema.fields import described
 from recipes.schema.model import GPTConfig
 
 
+HOW = ("train", "raise", "raise_once", "kill", "leave", "memory", "wait")
+
+
 @dataclass
 class MisbehavingConfig(GPTConfig):
     kind: str = described("misbehaving", "misbehaving")
@@ -22,7 +25,9 @@ class MisbehavingConfig(GPTConfig):
     num_heads: int = described(2, "heads")
     hidden_size: int = described(16, "width")
     max_seq_len: int = described(32, "positions")
-    how: str = described("train", "what to do", choices=("train", "raise", "kill", "leave", "memory", "wait"))
+    how: str = described(
+        "train", "what to do", choices=("train", "raise", "raise_once", "kill", "leave", "memory", "wait")
+    )
     at_rank: int = described(0, "which rank does it")
     ready_dir: str = described("", "folder in which each rank leaves a file when it gets there")
 
@@ -60,7 +65,8 @@ def _misbehave(config: MisbehavingConfig) -> None:
         time.sleep(600)
     if rank != config.at_rank:
         return
-    if config.how == "raise":
+    is_first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if config.how == "raise" or (config.how == "raise_once" and is_first_attempt):
         raise RuntimeError("this rank does not like the weather")
     if config.how == "memory":
         raise MemoryError("no room")
