@@ -23,9 +23,10 @@ _JOIN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 class Meeting:
     """All ranks of the run, connected through a store. One rank alone needs no store."""
 
-    def __init__(self, ranks: JoinedRanks, store: dist.Store | None) -> None:
+    def __init__(self, ranks: JoinedRanks, store: dist.Store | None, kept: dist.Store | None = None) -> None:
+        """``kept``: may outlive the ranks, where torchrun starts them again."""
         self.ranks = ranks
-        self._store = store
+        self._store, self._kept = store, kept
         self._num_exchanges = 0
 
     @classmethod
@@ -65,7 +66,9 @@ class Meeting:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         rendezvous = dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=timedelta(seconds=timeout_s))
         store, _, _ = next(rendezvous)
-        return cls(ranks, store)
+        # torchrun's store may outlive the ranks: what an earlier attempt left there (addresses!) must not be found.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return cls(ranks, dist.PrefixStore(f"attempt_{attempt}", store), kept=store)
 
     def exchange(self, fact: object) -> list[Any]:
         """What every rank brought, in rank order; facts are plain JSON. Every rank calls this, in the same order."""
@@ -78,18 +81,13 @@ class Meeting:
 
     def recall_run_dir(self) -> Path | None:
         """The folder of this run before torchrun started its ranks again; None at the first start."""
-        kept = self._kept_store()
-        return Path(kept.get(_RUN_DIR_KEY).decode()) if kept is not None and kept.check([_RUN_DIR_KEY]) else None
+        if self._kept is None or not self._kept.check([_RUN_DIR_KEY]):
+            return None
+        return Path(self._kept.get(_RUN_DIR_KEY).decode())
 
     def remember_run_dir(self, run_dir: Path) -> None:
-        kept = self._kept_store()
-        if kept is not None:
-            kept.set(_RUN_DIR_KEY, str(run_dir))
-
-    def _kept_store(self) -> dist.Store | None:
-        """torchrun's own store, below the prefix of the attempt: it outlives the ranks."""
-        is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return self._store.underlying_store if is_agents and isinstance(self._store, dist.PrefixStore) else None
+        if self._kept is not None:
+            self._kept.set(_RUN_DIR_KEY, str(run_dir))
 
     def make_process_group(self, device: torch.device, timeout_s: float) -> None:
         """The default process group; one rank alone gets none."""

@@ -14,7 +14,6 @@ from recipes.registry import register_model
 from recipes.schema.fields import described
 from recipes.schema.model import GPTConfig
 
-
 HOW = ("train", "raise", "raise_once", "kill", "leave", "memory", "wait")
 
 
