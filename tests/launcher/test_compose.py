@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.check.reader import KINDS
 from launcher.errors import ConfigErrors
 from launcher.hydra_loader import preset_path
 from launcher.plugins import unload_plugins
@@ -376,3 +377,9 @@ def test_numbers_that_follow_from_the_config() -> None:
 
 def test_presets_lie_in_the_package() -> None:
     assert preset_path("model/gpt_tiny").is_file()
+
+
+@pytest.mark.parametrize("group", ["model", "data", "optimizer"])
+def test_every_kind_has_a_preset(group: str) -> None:
+    kinds = {yaml.safe_load(file.read_text()).get("kind") for file in (ROOT / "configs" / group).glob("*.yaml")}
+    assert kinds == set(KINDS[group].names())
