@@ -8,6 +8,7 @@ from fsdp_core.api import (
     flat_parameters,
     full_parameters,
     fully_shard,
+    join,
     load_optim_state_dict,
     load_state_dict,
     no_sync,
@@ -19,7 +20,6 @@ from fsdp_core.api import (
     stop_trace,
 )
 from fsdp_core.init import deferred_init, materialize, seeded_init
-from fsdp_core.numerics import optimizers
 from fsdp_core.policy import MixedPrecision, RateLimit
 
 __all__ = [
@@ -33,12 +33,12 @@ __all__ = [
     "flat_parameters",
     "full_parameters",
     "fully_shard",
+    "join",
     "load_optim_state_dict",
     "load_state_dict",
     "materialize",
     "no_sync",
     "optim_state_dict",
-    "optimizers",
     "register_forward_method",
     "seeded_init",
     "set_gradient_divide_factor",

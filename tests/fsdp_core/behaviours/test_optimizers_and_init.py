@@ -20,7 +20,7 @@ from tests.fsdp_core.optimizers.references import NormalisedGradient
 from tests.support.parity import Pair, batches_for, mean_square
 from tests.support.ranks import Pools, Rank
 
-# B33 -------------------------------------------------------------------------------------------------------------------
+# B33 ----------------------------------------------------------------------------------------------------------------
 
 
 def _norms_on_named(rank: Rank, options: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ def test_b33_norms_of_whole_parameters(ranks: Pools, options: dict[str, Any]) ->
         assert "NormalisedGradient" in message
 
 
-# B34 -------------------------------------------------------------------------------------------------------------------
+# B34 ----------------------------------------------------------------------------------------------------------------
 
 
 def _decay_of_weights_only(rank: Rank, options: dict[str, Any], face: str) -> None:
@@ -85,7 +85,14 @@ def test_b34_decay_only_where_asked(ranks: Pools, options: dict[str, Any], face:
     ranks(2).run(_decay_of_weights_only, options, face)
 
 
-# B44, B45, B46 ---------------------------------------------------------------------------------------------------------
+# B44, B45, B46 ------------------------------------------------------------------------------------------------------
+
+
+class ScaledLinear(nn.Linear):
+    scale: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
 
 
 class Reads(nn.Module):
@@ -94,7 +101,7 @@ class Reads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(4, 5, bias=False)
-        self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.a, self.b = nn.Linear(5, 5), ScaledLinear(5, 5)
         self.b.scale = nn.Parameter(self.a.weight.norm(dim=1))
         if self.a.weight.max().item() > 0:
             nn.init.trunc_normal_(self.b.weight, std=0.02)
@@ -102,7 +109,7 @@ class Reads(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(self.embed(x)))) * self.b.scale @ self.head.weight
+        return self.b(torch.tanh(self.a(self.embed(x)))) @ self.head.weight
 
 
 def _bits(rank: Rank, options: dict[str, Any], way: str) -> dict[str, list[float]]:

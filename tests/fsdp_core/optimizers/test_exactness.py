@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from fsdp_core.numerics.optimizers import (
     no_decay,
     parameter_groups,
 )
-from fsdp_core.numerics.optimizers.exactness import ELEMENT_WISE
+from fsdp_core.numerics.optimizers.exactness import ELEMENT_WISE, SHAPE_DEPENDENT
 from tests.fsdp_core.optimizers.references import NormalisedGradient
 
 
@@ -144,3 +146,13 @@ def test_groups_by_name_of_a_plain_model() -> None:
     assert groups[2]["params"][0] is bias
     with pytest.raises(NumericsError, match="without a name"):
         parameter_groups(model.parameters(), rules)
+
+
+def test_the_docs_table_names_every_decided_optimizer() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "optimizers.md").read_text()
+    decided = [kind.__name__ for kind in everything_in_torch()]
+    missing = [name for name in (*decided, "LAMB", "WholeParameterOptimizer") if f"{name}`" not in page]
+    assert not missing
+    named = set(re.findall(r"`([A-Z][A-Za-z0-9_]+)`", page.split("## What a step costs")[0]))
+    known = {*decided, *SHAPE_DEPENDENT, "LAMB", "Lamb"}
+    assert named <= known
