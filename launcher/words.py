@@ -114,7 +114,7 @@ def for_composing(override: Override, presets: Mapping[str, list[str]], own_prim
     line = str(override.input_line)
     if override.is_hydra_override():
         return line.lstrip("+")
-    if override.key_or_group in presets:
+    if override.key_or_group in presets or "/" in override.key_or_group:
         return line if own_primary else line.lstrip("+")
     return "++" + line.lstrip("+")
 
@@ -162,7 +162,7 @@ def _preset_problems(override: Override, names: list[str]) -> list[Problem]:
     chosen = value if isinstance(value, list) else [value]
     problems = []
     for name in chosen:
-        if str(name).removesuffix(".yaml") in names:
+        if str(name).removesuffix(".yaml") in names or "/" in str(name):  # a folder of the user's: Hydra finds it
             continue
         text = "true" if name is True else "false" if name is False else str(name)
         problems.append(_no_preset(group, text, names, f"command line: {line}"))

@@ -150,16 +150,6 @@ def test_every_preset_passes_the_check(command: Command, tmp_path: Path, preset:
         assert " parameters" in said.out
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=str)
-def test_every_preset_opens_with_what_it_is_and_its_command(preset: Path) -> None:
-    lines = (ROOT / "configs" / preset).read_text().splitlines()
-    if lines[0].startswith("# @package"):
-        lines = lines[1:]
-    assert lines[0].startswith("# ")
-    assert lines[0].endswith((".", ")"))
-    assert lines[1].startswith("# fsdp-launch")
-
-
 @pytest.mark.parametrize(
     "preset", [path for path in PRESETS if path.parent.name not in ("", "experiment", "cluster")], ids=str
 )
@@ -179,6 +169,12 @@ def test_presets_of_ones_own(command: Command, tmp_path: Path) -> None:
     )
     config = config_of(command, "--config-dir", "mine", "experiment=quick")
     assert (config.model.num_layers, config.model.hidden_size, config.train.steps) == (2, 128, 3)
+    (mine / "model" / "more").mkdir()
+    (mine / "model" / "more" / "deep.yaml").write_text(
+        "# @package model\n{kind: gpt, num_layers: 9, num_heads: 1, hidden_size: 8, max_seq_len: 64}\n"
+    )
+    assert config_of(command, "--config-dir", "mine", "model=more/deep").model.num_layers == 9
+    assert "there is no config 'model/more/dee'" in command("--config-dir", "mine", "model=more/dee").err
     listed = command("--config-dir", "mine", "--help").out
     assert "gpt_small" in listed
     assert "quick" in listed
