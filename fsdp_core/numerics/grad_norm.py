@@ -15,15 +15,23 @@ from fsdp_core.handle.sharded_tensor import ShardedTensor
 _LABEL = Label(-1, "norm", "gradient norm")
 
 
-def _power_sum(parts: Sequence[Tensor], power: float, device: torch.device) -> Tensor:
-    """Sum over all elements of |x|^power in float32 or wider; their largest |x| for power = inf. 0-dim."""
-    if not parts:
-        return torch.zeros((), device=device)
-    wide = [part if part.dtype in (torch.float32, torch.float64) else part.float() for part in parts if part.numel()]
+_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _power_sum(parts: Sequence[Tensor], power: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Sum over all elements of |x|^power; their largest |x| for power = inf. 0-dim."""
+    wide = [part if part.dtype in _AS_THEY_ARE else part.float() for part in parts if part.numel()]
     if not wide:
-        return torch.zeros((), device=device)
-    norms = torch.stack([norm.to(torch.float32) for norm in torch._foreach_norm(wide, power)])
+        return torch.zeros((), dtype=dtype, device=device)
+    norms = torch.stack([norm.to(dtype) for norm in torch._foreach_norm(wide, power)])
     return norms.max() if power == float("inf") else norms.pow(power).sum()
+
+
+def _norm_dtype(handles: Sequence[FlatParamHandle], plain: Sequence[Tensor]) -> torch.dtype:
+    """float64 if some parameters are; from what all ranks know, since a rank may hold no element of those."""
+    wide = (torch.float64, torch.complex128)
+    found = [handle.dtypes.param for handle in handles] + [grad.dtype for grad in plain]
+    return torch.float64 if any(dtype in wide for dtype in found) else torch.float32
 
 
 def local_gradients(handles: Sequence[FlatParamHandle]) -> dict[int, tuple[Wire, list[Tensor]]]:
@@ -46,23 +54,27 @@ def plain_gradients(model: nn.Module) -> list[Tensor]:
 
 
 def total_norm(handles: Sequence[FlatParamHandle], model: nn.Module, norm_type: float) -> Tensor:
-    """The norm of the whole gradient: 0-dim float32, equal on all ranks.
+    """The norm of the whole gradient: 0-dim float32 (float64 if some parameters are), equal on all ranks.
 
     Gradients of parameters that no unit owns (ignored modules) are counted as they are: they must be equal on all
     ranks, as replicated parameters are. Sparse ones are left out: see ``plain_gradients``.
     """
     power = float(norm_type)
+    is_max = power == float("inf")
     device = handles[0].wire.device
+    plain = plain_gradients(model)
+    dtype = _norm_dtype(handles, plain)
     totals = []
     for wire, parts in local_gradients(handles).values():
-        total = _power_sum(parts, power, device).to(device).reshape(1)
-        wire.all_reduce(total, _LABEL, "max" if power == float("inf") else "sum").wait()
+        total = _power_sum(parts, power, dtype, device).to(device).reshape(1)
+        if is_max:  # backends disagree about the maximum of NaN and a number; infinity is not finite either
+            total = torch.nan_to_num(total, nan=float("inf"), posinf=float("inf"))
+        wire.all_reduce(total, _LABEL, "max" if is_max else "sum").wait()
         totals.append(total[0])
-    plain = plain_gradients(model)
     if plain:
-        totals.append(_power_sum(plain, power, device).to(device))
+        totals.append(_power_sum(plain, power, dtype, device).to(device))
     together = torch.stack(totals)
-    return together.max() if power == float("inf") else together.sum().pow(1.0 / power)
+    return together.max() if is_max else together.sum().pow(1.0 / power)
 
 
 def clip_grad_norm(

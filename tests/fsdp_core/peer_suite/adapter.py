@@ -98,7 +98,7 @@ class PeerDriver(common_fsdp.FSDPTestMixin, TestCase):
         self.process_group = dist.group.WORLD
         self.rank = dist.get_rank()
 
-    def runTest(self) -> None:  # noqa: N802  unittest wants a method of this name; the pool calls check()
+    def runTest(self) -> None:
         return None
 
     def _train_for_several_steps(self, model: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -115,7 +115,7 @@ class PeerDriver(common_fsdp.FSDPTestMixin, TestCase):
 
 
 def _summed_loss(model: nn.Module, batch: Any, output: torch.Tensor) -> torch.Tensor:
-    """The harness's loss. Its reference must come out in fp32 under autocast: CUDA's sums so by itself, CPU's does not."""
+    """The harness's loss. It expects fp32 of its reference under autocast: CUDA sums so by itself, CPU does not."""
     return output.float().sum() if torch.is_autocast_enabled("cpu") else output.sum()
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fsdp_core.peer_suite.cases import CASES, LONG, QUICK, Case
-from tests.support.ranks import ROOT, Pools, Rank
+from tests.fsdp_core.peer_suite.cases import LONG, QUICK, Case
+from tests.support.ranks import Pools, Rank
 
 DELAY_MS = 5
 

@@ -124,7 +124,7 @@ class Training:
         if step.clips:
             norm = fsdp_core.clip_grad_norm_(self.sharded, 0.05)
             expected = nn.utils.clip_grad_norm_(self.plain.parameters(), 0.05)
-            torch.testing.assert_close(norm, expected, check_dtype=False, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(norm, expected, **self.tolerance)
         self.plain_optimizer.step()
         self.optimizer.step()
         self.check_parameters()

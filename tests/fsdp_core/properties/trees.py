@@ -22,7 +22,7 @@ PARENTS = ("sequence", "residual", "twice", "sum", "checkpoint", "frozen")
 
 @dataclass(frozen=True)
 class Node:
-    """kind: of LEAVES or PARENTS. size: a width, or which tied weight. option: of the kind. is_unit: chosen as a unit."""
+    """kind: of LEAVES or PARENTS. size: a width, or which tied weight. option: means what the kind makes of it."""
 
     kind: str
     size: int = 1
