@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from fsdp_core.policy import GatherBuffers, MixedPrecision, RateLimit, WireChoic
 from fsdp_core.runtime.build import build
 from fsdp_core.runtime.find import contexts_in
 from fsdp_core.runtime.hooks import unit_of
+from fsdp_core.runtime.join import joined
 from fsdp_core.runtime.names import unwrapped
 from fsdp_core.runtime.options import ShardingOptions
 from fsdp_core.state.full_parameters import full_parameters_of
@@ -26,6 +27,9 @@ from fsdp_core.state.model_state import load_model_state, model_state_dict
 from fsdp_core.state.optim_state import load_optimizer_state, optimizer_state_dict
 from fsdp_core.trace.events import EventLog
 from fsdp_core.wrapper import ShardedWrapper
+
+
+T = TypeVar("T")
 
 
 def fully_shard(
@@ -200,6 +204,16 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     finally:
         for context, was in zip(contexts, before, strict=True):
             context.sync_gradients = was
+
+
+def join(model: nn.Module, batches: Iterable[T]) -> Iterator[tuple[T, float]]:
+    """Iterate over ``batches`` although ranks have different numbers of them; every rank has to.
+
+    Yields (batch, weight): weight 0 marks a batch that is repeated because this rank has run out. Multiply the loss
+    by the weight and run the same loop body on all ranks. Gradients are still divided by the number of ranks (see
+    ``set_gradient_divide_factor``).
+    """
+    return joined(contexts_in(model)[0].root.groups.world, batches)
 
 
 def set_gradient_divide_factor(model: nn.Module, factor: float | None) -> None:

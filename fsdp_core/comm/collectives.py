@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fsdp_core.comm.identity import CallRecord
 from fsdp_core.comm.wire import DoneWork, Label, ReduceOp, Wire, WireCounter, Work
 from fsdp_core.errors import WireError
 
@@ -56,10 +57,10 @@ class _TorchWork(Work):
 
 
 class CollectivesWire(Wire):
-    """Uses whatever ``torch.distributed`` offers for the group's backend. Labels are checked by the engine."""
+    """Uses whatever ``torch.distributed`` offers for the group's backend. Labels are compared at ``quiesce``."""
 
     name = "collectives"
-    carries_labels = False
+    carries_labels = True
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class CollectivesWire(Wire):
         peers = self.group_size - 1
         same = sum(1 for host in hosts if host == hosts[self.group_rank]) - 1
         self._intra_share = (same / peers) if peers else 1.0
+        self._calls = CallRecord(self.ranks, device, self._gather_small)
 
     @property
     def device(self) -> torch.device:
@@ -106,16 +108,19 @@ class CollectivesWire(Wire):
         if full.dtype != shard.dtype:  # convert into this rank's place and gather in place
             place = full.narrow(0, self.group_rank * shard.numel(), shard.numel())
             shard = place.copy_(shard)
+        self._calls.add("all_gather", label, full.numel())
         self._count("all_gather", shard.nbytes * (self.group_size - 1))
         gather = single_tensor_collective("all_gather_single", "all_gather_into_tensor")
         return _TorchWork(self._call(label, gather, as_plain(full), as_plain(shard)), label, self, keep=shard)
 
     def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label) -> Work:
+        self._calls.add("reduce_scatter", label, full.numel())
         self._count("reduce_scatter", shard.nbytes * (self.group_size - 1))
         scatter = single_tensor_collective("reduce_scatter_single", "reduce_scatter_tensor")
         return _TorchWork(self._call(label, scatter, as_summable(shard), as_summable(full)), label, self, keep=full)
 
     def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum") -> Work:
+        self._calls.add("all_reduce", label, tensor.numel())
         # a ring all-reduce sends every element twice, less the share a rank already has
         self._count("all_reduce", 2 * tensor.nbytes * (self.group_size - 1) / self.group_size)
         return _TorchWork(self._call(label, dist.all_reduce, as_summable(tensor), op=_OPS[op]), label, self, keep=tensor)
@@ -125,6 +130,18 @@ class CollectivesWire(Wire):
             return _DONE
         self._count("broadcast", tensor.nbytes if self.group_rank == src else 0)
         return _TorchWork(self._call(label, dist.broadcast, as_plain(tensor), src=self.ranks[src]), label, self)
+
+    def _gather_small(self, mine: Tensor) -> list[Tensor]:
+        """``mine`` of every rank, in group order."""
+        label = Label(-1, "quiesce")
+        full = mine.new_empty(mine.numel() * self.group_size)
+        gather = single_tensor_collective("all_gather_single", "all_gather_into_tensor")
+        _TorchWork(self._call(label, gather, full, mine), label, self).wait()
+        return list(full.chunk(self.group_size))
+
+    def quiesce(self) -> None:
+        """Nothing of this rank is read after ``wait``; what is left to do is to compare the ranks' calls."""
+        self._calls.compare()
 
     def close(self) -> None:
         return None

@@ -48,6 +48,7 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
         broadcast_states(root, plan, groups, device)
     else:
         check_values(root, plan, groups)
+    _drop_derived_tensors(root)
     cast_buffers(root, options.mixed_precision, device, plan.ignored)
     streams = streams_for(device)
     resources = Resources(BufferPool(streams, options.gather_buffers == "pooled"), streams)
@@ -68,6 +69,15 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
     for unit in units:
         attach(unit)
     return context
+
+
+def _drop_derived_tensors(root: nn.Module) -> None:
+    """Attributes computed from parameters when the model was built (torch's older weight norm keeps one) hold a
+    graph on them. They are computed again before they are used; until then their values are enough."""
+    for module in root.modules():
+        for name, value in list(module.__dict__.items()):
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                module.__dict__[name] = value.detach()
 
 
 def _shared_bytes(plan: Plan, options: ShardingOptions) -> int:

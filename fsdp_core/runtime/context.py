@@ -6,6 +6,7 @@ backward in ``BackwardTasks``. Both are dropped and made anew, so that a step th
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -19,6 +20,7 @@ from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState, Resources
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 from fsdp_core.numerics.reduction import Reducer, Reduction
+from fsdp_core.runtime.limit_agreement import LimitAgreement, cuda_sample
 from fsdp_core.runtime.prefetch import ForwardOrder, ForwardPrediction
 from fsdp_core.runtime.rate_limiter import RateLimiter
 from fsdp_core.runtime.saved_weights import SavedTensorHooks
@@ -92,6 +94,7 @@ class Context:
         self.log: EventLog | None = None
         self.sync_gradients = True
         self.divide_factor: float | None = None  # None: the number of ranks
+        self.limit_agreement: LimitAgreement | None = None
         self.current = Pass([], has_grad=False)
         self.tasks = BackwardTasks()
         self._closing: Unit | None = None  # all its saved weights are back; freed at the next event of backward
@@ -100,9 +103,17 @@ class Context:
     def adopt(self, units: Sequence[Unit], root: Unit) -> None:
         """Take units (of this root, or of roots below it) in; ids are positions, the same on all ranks."""
         self.units, self.root = list(units), root
+        self._start_agreement()
         for unit_id, unit in enumerate(self.units):
             unit.context, unit.is_root = self, unit is root
             unit.set_id(unit_id, unit.name)
+
+    def _start_agreement(self) -> None:
+        self.limit_agreement = None
+        if self.limiter.limit.kind == "adaptive":
+            wire = self.root.groups.world
+            sample = functools.partial(cuda_sample, wire.device) if wire.device.type == "cuda" else None
+            self.limit_agreement = LimitAgreement(self.limiter, wire, sample)
 
     def record(self, kind: str, unit: Unit | None = None, **facts: Any) -> None:
         if self.log is not None:
@@ -140,7 +151,7 @@ class Context:
             if unit.frees_after_forward:
                 current.free_later.append(unit)
             else:
-                self.limiter.leave(unit, self.resources.streams.record())
+                self.keep(unit)
         if current.num_open == 0:
             self._end_outermost_forward(has_failed)
 
@@ -187,7 +198,7 @@ class Context:
         elif current.free_later:
             for unit in current.free_later[:-1]:
                 self._free_unless_open(unit)
-            self.limiter.leave(current.free_later[-1], self.resources.streams.record())
+            self.keep(current.free_later[-1])
             for unit in self.units:
                 if unit.is_prefetched:
                     self.free(unit)
@@ -211,12 +222,15 @@ class Context:
             self._enter_backward(unit)
         if any(handle.state is HandleState.SHARDED for handle in unit.handles):
             if not unit.is_root and not self.limiter.enter(unit):
-                self._drop_prefetches(unit)
+                if not self._drop_prefetches(unit):
+                    phase = "nested"  # only open forwards are in flight: this one must be gathered all the same
             self.record("gather", unit, phase=phase, stream="gather", nbytes=unit.full_nbytes)
-            unit.issue_unshard(phase)
+            unit.issue_unshard("forward" if phase == "nested" else phase)
         if any(handle.state is HandleState.GATHERING for handle in unit.handles):
             unit.wait_unshard()
             self.record("wait", unit)
+            if unit.was_written_while_gathering:
+                self.record("write", unit)
         if phase == "backward" and self.backward_prefetch and unit.unit_id not in self._in_backward:
             previous = self.current.order.before(unit.unit_id)
             if previous is not None:
@@ -241,11 +255,12 @@ class Context:
         unit.issue_unshard("backward" if _current_graph_task_id() != -1 else "forward")
         unit.is_prefetched = True
 
-    def _drop_prefetches(self, needed: Unit) -> None:
+    def _drop_prefetches(self, needed: Unit) -> bool:
         """The order has changed: units gathered too early make way for the one that is needed now."""
-        for unit in self.units:
-            if unit.is_prefetched and unit is not needed:
-                self.free(unit)
+        early = [unit for unit in self.units if unit.is_prefetched and unit is not needed]
+        for unit in early:
+            self.free(unit)
+        return bool(early)
 
     def free(self, unit: Unit) -> None:
         """Give the unit's gathered buffers back, behind the computation that reads them."""
@@ -254,6 +269,11 @@ class Context:
         self.limiter.leave(unit, self.resources.streams.record())
         if was_full:
             self.record("free", unit, nbytes=unit.full_nbytes)
+
+    def keep(self, unit: Unit) -> None:
+        """The unit stays gathered until its backward; it no longer counts as in flight."""
+        self.limiter.leave(unit, self.resources.streams.record())
+        self.record("keep", unit)
 
     def close_later(self, unit: Unit) -> None:
         """All saved weights of the unit are back; the operation that asked for the last one has still to run."""
@@ -322,7 +342,12 @@ class Context:
         return float(unit.groups.world_size) if self.divide_factor is None else self.divide_factor
 
     def _start_reduction(
-        self, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor], active: Iterable[int]
+        self,
+        unit: Unit,
+        handle: FlatParamHandle,
+        present: dict[int, Tensor],
+        active: Iterable[int],
+        phase: str = "",
     ) -> None:
         """Fill a source (on top of what was summed without communication) and send it on its way."""
         active = list(active)
@@ -337,7 +362,7 @@ class Context:
             handle.fill_gradients(source, present, add=True)
             handle.gradient.drop_markers()
             self.reducer.make_room()
-        self.record("reduce", unit, stream="reduce", nbytes=source.tensor.nbytes)
+        self.record("reduce", unit, phase=phase, stream="reduce", nbytes=source.tensor.nbytes)
         self.reducer.start(
             Reduction(handle, source, active, unit.reduce_label, self._factor(unit)), unit.groups.replicate
         )
@@ -414,6 +439,8 @@ class Context:
             for reduction in finished:
                 reduction.commit()
         self._quiesce()
+        if self.limit_agreement is not None and self.sync_gradients:
+            self.limit_agreement.step()
         self.record("backward_end")
 
     def _flush_unsynced(self) -> None:
@@ -421,7 +448,7 @@ class Context:
         for unit in self.units:
             for handle in unit.handles:
                 if handle.unsynced is not None:
-                    self._start_reduction(unit, handle, {}, [])
+                    self._start_reduction(unit, handle, {}, [], "flush")
 
     def _quiesce(self) -> None:
         """From here until the next gather this rank's shards may be written."""
@@ -458,4 +485,5 @@ class Context:
         copied._closing, copied._in_backward = None, set()
         copied.units = deepcopy(self.units, memo)
         copied.root = copied.units[self.units.index(self.root)]
+        copied._start_agreement()
         return copied

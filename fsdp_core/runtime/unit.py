@@ -81,6 +81,8 @@ class Unit:
             for position, (handle, index) in enumerate(self._locations)
             for place in handle.places[index]
         ]
+        places = [place for handle in self.handles for each in handle.places for place in each]
+        self._recurrent = list(dict.fromkeys(p.module for p in places if isinstance(p.module, nn.RNNBase)))
         self._positions = {id(parameter): position for position, parameter in enumerate(self.params)}
         holders = (place.module for handle in self.handles for places in handle.places for place in places)
         self._recurrent = tuple({module: None for module in holders if isinstance(module, nn.RNNBase)})
@@ -89,6 +91,7 @@ class Unit:
         self._node: weakref.ref[Any] | None = None
         self._node_pass: object = None
         self._recompute_tensors: list[Tensor] | None = None
+        self._epochs_at_issue: tuple[int, ...] = ()
         self._labels = {phase: Label(self.unit_id, phase, self.name) for phase in _PHASES}
         for handle in self.handles:
             handle.unit = self
@@ -134,9 +137,15 @@ class Unit:
     def full_nbytes(self) -> int:
         return sum(handle.full_nbytes for handle in self.handles)
 
+    @property
+    def was_written_while_gathering(self) -> bool:
+        """Did somebody write parameters between the issue of the last gather and now?"""
+        return self._epochs_at_issue != self.write_epochs()
+
     def issue_unshard(self, phase: str) -> None:
         """Start the gathers of all handles that are sharded."""
         label = self._labels[phase]
+        self._epochs_at_issue = self.write_epochs()
         for handle in self.handles:
             if handle.state is HandleState.SHARDED:
                 handle.issue_unshard(label)
@@ -189,11 +198,18 @@ class Unit:
         tensors = self.full_tensors()
         for attributes, name, position in self._sites:
             attributes[name] = tensors[position]
+        self._refresh_flat_weights()
         return tensors
 
     def _uninstall(self) -> None:
         for attributes, name, _ in self._sites:
             attributes.pop(name, None)
+        self._refresh_flat_weights()
+
+    def _refresh_flat_weights(self) -> None:
+        """Recurrent layers keep a list of their weights, read at construction: read them again."""
+        for module in self._recurrent:
+            module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
         for module in self._recurrent:
             forget_weights(module)
 

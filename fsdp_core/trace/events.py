@@ -10,6 +10,8 @@ Kinds and what they mean (``unit`` is a name, ``nbytes`` what the step moves or 
 | forward, forward_end | compute | the unit's forward begins, has returned |
 | backward | compute | the first use of the unit's weights in this backward |
 | gradients | compute | the unit's gradients are complete |
+| keep | compute | the unit's forward has returned; it stays gathered and is no longer in flight |
+| write | compute | found at ``wait``: parameters were written since the gather was issued |
 | free | compute | ``full`` is given back |
 | reduce | reduce | a reduction is issued |
 | accumulate | reduce | unsynchronised gradients were added, nothing was sent |

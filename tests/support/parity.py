@@ -60,6 +60,20 @@ class Pair:
             parameter.grad = old if grad is None else grad if old is None else old + grad
         return {n: p.grad for n, p in self.plain.named_parameters()}
 
+    def plain_gradients_from(self, buffers: dict[str, Tensor], batches: Sequence[Any], loss: Loss) -> None:
+        """As ``plain_gradients``, every batch starting from the same buffers, as every rank does."""
+        total: dict[str, Tensor] = {}
+        for batch in batches:
+            for name, buffer in self.plain.named_buffers():
+                buffer.copy_(buffers[name])
+            self.plain.zero_grad()
+            loss(self.plain, batch).backward()
+            for name, parameter in self.plain.named_parameters():
+                if parameter.grad is not None:
+                    total[name] = total.get(name, 0) + parameter.grad / len(batches)
+        for name, parameter in self.plain.named_parameters():
+            parameter.grad = total.get(name)
+
     def check_gradients(self, **tolerance: float) -> None:
         """Sharded gradients equal the plain ones; absent means absent or zero."""
         for (name, plain), (other, sharded) in zip(
