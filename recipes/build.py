@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from torch import nn
 
 import fsdp_core
-from fsdp_core.init import deferred_init, is_deferred, materialize, seeded_init
 from recipes.built_groups import BuiltGroups, checked
 from recipes.context import RankContext
 from recipes.data.records import DataInfo
@@ -43,9 +43,7 @@ def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info
     units = unit_modules(entry, model)
     if config.train.compile:
         compile_units(units)
-    left_alone = ignored_modules(entry, model, ranks)
-    if is_deferred(model):
-        materialize(model, "cpu")
+    left_alone = ignored_modules(entry, model, config, ranks)
     shard_model(model, entry, config, context, left_alone)
     groups = checked(fsdp_core.describe(model), config.sharding, config.precision, context)
     if config.train.activation_checkpointing:
@@ -58,7 +56,7 @@ def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info
             extra_optimizers=extra_optimizers(entry, model, config),
             scaler=gradient_scaler(config.precision, model, ranks.device),
             ranks=ranks,
-            clip_norm=config.train.clip_norm,
+            clip_norm=math.inf if config.train.clip_norm is None else config.train.clip_norm,
             accumulate_with_communication=config.train.accumulate_with_communication,
         ),
         groups.report.num_parameters + count_over_ranks(left_alone, ranks),
@@ -70,21 +68,20 @@ def build_model(entry: Entry, config: RecipeConfig, info: DataInfo) -> nn.Module
     """Recorded without memory, or built whole: inside ``seeded_init`` the weights have the same bits either way,
     for any number of ranks."""
     build: Callable[..., nn.Module] = entry.load("build")
-    with seeded_init(derived_seed(config.run.seed, "weights")):
+    with fsdp_core.seeded_init(derived_seed(config.run.seed, "weights")):
         if config.sharding.init == "deferred":
-            return deferred_init(build, config.model, info)
+            return fsdp_core.deferred_init(build, config.model, info)
         return build(config.model, info)
 
 
-def ignored_modules(entry: Entry, model: nn.Module, ranks: Ranks) -> list[nn.Module]:
-    """What the engine leaves alone (DHEN's tables, sharded by themselves), with its memory on this rank's device."""
+def ignored_modules(entry: Entry, model: nn.Module, config: RecipeConfig, ranks: Ranks) -> list[nn.Module]:
+    """What the engine leaves alone (DHEN's tables, sharded by themselves)."""
     if not entry.offers("ignored_modules"):
         return []
     modules = list(entry.load("ignored_modules")(model))
-    for module in modules:
-        if is_deferred(module):
-            materialize(model, ranks.device, only=module)
-        module.to(ranks.device)
+    if config.sharding.init == "eager":  # deferred ones get their memory on the device from ``fully_shard``
+        for module in modules:
+            module.to(ranks.device)
     return modules
 
 

@@ -23,8 +23,16 @@ def checkpoint_units(modules: Iterable[nn.Module]) -> None:
         module.__class__ = _checkpointed(type(module))
 
 
-@functools.cache
+_SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}  # one for each class, so that equal units stay equal
+
+
 def _checkpointed(cls: type[nn.Module]) -> type[nn.Module]:
+    if cls not in _SUBCLASSES:
+        _SUBCLASSES[cls] = _subclass(cls)
+    return _SUBCLASSES[cls]
+
+
+def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         plain = functools.partial(cls.__call__, self)
         if not torch.is_grad_enabled():
@@ -38,4 +46,4 @@ def _checkpointed(cls: type[nn.Module]) -> type[nn.Module]:
 def compile_units(modules: Iterable[nn.Module]) -> None:
     """Compile each module's forward; the engine's hooks around it stay outside the compiled region."""
     for module in modules:
-        module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
+        module.forward = torch.compile(module.forward)

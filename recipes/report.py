@@ -62,10 +62,8 @@ def progress_text(lines: Sequence[Line]) -> str:
     seconds = total(lines, "step_s")
     unit, short = ("tokens_per_s", "tok/s") if "tokens_per_s" in last else ("samples_per_s", "samples/s")
     done = sum(float(line[unit] or 0) * float(line["step_s"] or 0) for line in lines)
-    parts = [f"loss {last['loss']:.4f}"]
-    if last["grad_norm"] is not None:
-        parts.append(f"norm {last['grad_norm']:.2f}")
-    parts += [f"lr {last['lr']:.2e}", f"{amount(done / seconds)} {short}", f"{seconds / len(lines) * 1e3:.0f} ms/step"]
+    parts = [f"loss {last['loss']:.4f}", f"norm {last['grad_norm']:.2f}", f"lr {last['lr']:.2e}"]
+    parts += [f"{amount(done / seconds)} {short}", f"{seconds / len(lines) * 1e3:.0f} ms/step"]
     if last.get("mfu") is not None:
         parts.append(f"mfu {100 * float(last['mfu'] or 0):.1f}%")
     return "  ".join(parts)

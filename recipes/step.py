@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +23,6 @@ from recipes.ranks import Ranks
 from recipes.tasks import Task
 
 
-class Steppable(Protocol):
-    """What the step asks of an optimizer: torch's, or a model's own for parameters the engine does not manage."""
-
-    param_groups: list[dict]
-
-    def step(self) -> object: ...
-
-    def zero_grad(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Trainee:
     """Everything a step works on; made once by ``recipes.build``.
@@ -41,21 +30,21 @@ class Trainee:
     optimizer: over the engine's flat shards; its learning rate follows the schedule.
     extra_optimizers: for parameters outside the engine (DHEN's tables), at their own constant rates.
     scaler: passes everything through unless precision.grad_scaler is on.
-    clip_norm: largest global norm of the engine's gradients, or None.
+    clip_norm: largest global norm of the engine's gradients; inf only measures it.
     accumulate_with_communication: reduce in every micro-batch, not only in the last.
     """
 
     model: nn.Module
     task: Task
     optimizer: torch.optim.Optimizer
-    extra_optimizers: tuple[Steppable, ...]
+    extra_optimizers: tuple[torch.optim.Optimizer, ...]
     scaler: fsdp_core.ShardedGradScaler
     ranks: Ranks
-    clip_norm: float | None
+    clip_norm: float
     accumulate_with_communication: bool
 
     @property
-    def optimizers(self) -> tuple[Steppable, ...]:
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         return (self.optimizer, *self.extra_optimizers)
 
 
@@ -63,7 +52,8 @@ def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, cloc
     """micro_batches: this rank's part of the global batch, on the host, each tensor [b, ...]."""
     model, task, scaler, device = trainee.model, trainee.task, trainee.scaler, trainee.ranks.device
     own_targets = sum(task.count_targets(batch) for batch in micro_batches)
-    pending_targets = trainee.ranks.start_sum(torch.tensor(float(own_targets), dtype=torch.float64, device=device))
+    # Filled, not copied: a copy from the host would make it wait for the device.
+    pending_targets = trainee.ranks.start_sum(torch.full((), float(own_targets), dtype=torch.float64, device=device))
     loss_sum = torch.zeros((), device=device)
     num_targets: Tensor | None = None
     clock.mark("data")
@@ -73,7 +63,7 @@ def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, cloc
             micro_loss = task.loss_sum(task.logits(model, batch), batch["labels"])  # 0-dim, fp32, a sum
             num_targets = pending_targets.wait()  # of all ranks and micro-batches
             clock.mark("forward")
-            scaler.scale(micro_loss / num_targets.float()).backward()
+            scaler.scale(micro_loss / num_targets.float().clamp(min=1)).backward()  # a step may count no target
             clock.mark("backward")
         loss_sum += micro_loss.detach()
     assert num_targets is not None
@@ -81,7 +71,7 @@ def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, cloc
     loss_scale = scaler.scale(torch.ones((), device=device)) if scaler.is_enabled() else None
     for optimizer in trainee.optimizers:
         scaler.unscale_(optimizer)  # and agree over all ranks on whether a gradient overflowed
-    grad_norm = fsdp_core.clip_grad_norm_(model, trainee.clip_norm) if trainee.clip_norm is not None else None
+    grad_norm = fsdp_core.clip_grad_norm_(model, trainee.clip_norm)
     for group in trainee.optimizer.param_groups:
         group["lr"] = lr
     for optimizer in trainee.optimizers:

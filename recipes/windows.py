@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fsdp_core.runtime.find import contexts_in
+import fsdp_core
 from fsdp_core.trace.events import EventLog
 from recipes.context import RankContext
 from recipes.schema.training import TrainConfig
@@ -70,24 +70,21 @@ class TraceWindow(StepWindow):
     def __init__(self, steps: tuple[int, int], folder: Path, rank: int, model: nn.Module) -> None:
         self._steps = range(*steps)
         self._path = folder / f"rank{rank}.jsonl"
-        self._contexts = contexts_in(model)
+        self._model = model
+        self._log: EventLog | None = None
         self._lines: list[str] = []
         self._is_written = False
 
     def step_begins(self, step: int) -> None:
         if step in self._steps:
-            log = EventLog(has_clock=True)
-            for context in self._contexts:
-                context.log = log
+            self._log = fsdp_core.start_trace(self._model, has_clock=True)
 
     def step_ended(self, step: int) -> str | None:
-        if step not in self._steps:
+        if self._log is None:
             return None
-        log = self._contexts[0].log
-        assert log is not None
-        self._lines += [json.dumps({"step": step + 1} | dataclasses.asdict(event)) for event in log.events]
-        for context in self._contexts:
-            context.log = None
+        fsdp_core.stop_trace(self._model)
+        self._lines += [json.dumps({"step": step + 1} | dataclasses.asdict(event)) for event in self._log.events]
+        self._log = None
         return self.close() if step + 1 == self._steps.stop else None
 
     def close(self) -> str | None:

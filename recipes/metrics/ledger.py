@@ -7,6 +7,7 @@ step with one sum and one maximum over ranks and one read of the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,13 @@ class StepOutcome:
 
     loss_sum: this rank's summed loss over its counted targets.
     num_targets: counted targets of the step over all ranks.
-    grad_norm: before clipping, equal on all ranks; None without clipping.
+    grad_norm: of the engine's gradients before clipping, equal on all ranks.
     loss_scale: what the loss was multiplied by; None without a scaler.
     """
 
     loss_sum: Tensor
     num_targets: Tensor
-    grad_norm: Tensor | None
+    grad_norm: Tensor
     loss_scale: Tensor | None
 
 
@@ -86,7 +87,7 @@ class Ledger:
         memory = self._read_memory()
         return [self._line(record, *row) | memory for record, row in zip(records, numbers, strict=True)]
 
-    def _read_device(self, outcomes: list[StepOutcome]) -> list[tuple[float, float | None, float | None]]:
+    def _read_device(self, outcomes: list[StepOutcome]) -> list[tuple[float, float, float | None]]:
         """(global mean loss, gradient norm, loss scale) of each step: the one place where the host waits."""
         loss_sums = self._ranks.sum(self._stacked([outcome.loss_sum for outcome in outcomes]))
         losses = loss_sums / self._stacked([outcome.num_targets for outcome in outcomes])
@@ -94,11 +95,11 @@ class Ledger:
         scales = self._stacked([outcome.loss_scale for outcome in outcomes])
         rows = torch.stack([losses, norms, scales], dim=1).tolist()
         return [
-            (loss, None if outcome.grad_norm is None else norm, None if outcome.loss_scale is None else scale)
+            (loss, norm, None if outcome.loss_scale is None else scale)
             for outcome, (loss, norm, scale) in zip(outcomes, rows, strict=True)
         ]
 
-    def _stacked(self, scalars: list[Tensor | None]) -> Tensor:
+    def _stacked(self, scalars: Sequence[Tensor | None]) -> Tensor:
         """float64 [n]; 0 where there is none."""
         device = self._ranks.device
         missing = torch.zeros((), dtype=torch.float64, device=device)
@@ -110,7 +111,7 @@ class Ledger:
         values = torch.tensor(list(own.values()), dtype=torch.float64, device=self._ranks.device)
         return dict(zip(own, (int(value) for value in self._ranks.max(values).tolist()), strict=True))
 
-    def _line(self, record: StepRecord, loss: float, grad_norm: float | None, loss_scale: float | None) -> Line:
+    def _line(self, record: StepRecord, loss: float, grad_norm: float, loss_scale: float | None) -> Line:
         times, shape, world = record.times.read(), self._shape, self._ranks.world_size
         step_s = sum(times.values())
         samples_per_s = shape.samples / step_s

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ from recipes.schema.data import DataConfig
 from recipes.schema.training import AdamWConfig, SchedulerConfig
 from recipes.seeds import seed_training
 from recipes.train import step_ledger
+from recipes.windows import windows_of
 from tests.support.ranks import ROOT, Rank
 
 VOCAB, SEQ_LEN, TARGET_LEN = 61, 24, 12
@@ -124,7 +127,7 @@ def recipe(kind: str, **changes: Any) -> RecipeConfig:
 
 def small_recipe(kind: str, **changes: Any) -> RecipeConfig:
     """A fraction of the tiny preset, where the numbers do not matter."""
-    return recipe(kind, **{f"model__{name}": value for name, value in SMALLER[kind].items()}, **changes)
+    return recipe(kind, **({f"model__{name}": value for name, value in SMALLER[kind].items()} | changes))
 
 
 def context_of(rank: Rank | None, run_dir: Path = Path("nowhere")) -> RankContext:
@@ -132,11 +135,11 @@ def context_of(rank: Rank | None, run_dir: Path = Path("nowhere")) -> RankContex
     return RankContext(number, world_size, number, world_size, 0, 1, ("here",) * world_size, "cpu", run_dir)
 
 
-def lines_of(rank: Rank | None, config: RecipeConfig) -> list[Line]:
-    """Every step's line of a run without loggers, report and pictures."""
+def lines_of(rank: Rank | None, config: RecipeConfig, run_dir: Path = Path("nowhere")) -> list[Line]:
+    """Every step's line of a run without loggers, report and pictures; traces go to ``run_dir``."""
     config = copy.deepcopy(config)
     config.data.cache_dir = tempfile.gettempdir()  # nothing is written there
-    context = context_of(rank)
+    context = context_of(rank, run_dir)
     ranks, report = Ranks.of(context), Report(False, False)
     splits = prepare_splits(config, ranks, report)
     built = build_trainee(config, context, ranks, splits.info)
@@ -153,8 +156,22 @@ def lines_of(rank: Rank | None, config: RecipeConfig) -> list[Line]:
             ledger=step_ledger(config, splits, built, ranks),
             loggers=[kept],  # type: ignore[list-item]
             report=report,
+            windows=windows_of(config.train, context, built.trainee.model),
         ).run()
     return kept.lines
+
+
+def gathers_of(rank: Rank, config: RecipeConfig, folder: str) -> list[dict[str, int]]:
+    """How often each unit was gathered in each step."""
+    config.train.trace = True
+    lines_of(rank, config, Path(folder))
+    text = (Path(folder) / "trace" / f"rank{rank.rank}.jsonl").read_text()
+    events = [json.loads(line) for line in text.splitlines()]
+    steps = sorted({event["step"] for event in events})
+    return [
+        dict(Counter(event["unit"] for event in events if event["step"] == step and event["kind"] == "gather"))
+        for step in steps
+    ]
 
 
 class KeptLines:

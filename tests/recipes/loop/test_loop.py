@@ -55,6 +55,13 @@ def test_recomputation_changes_no_loss(plain_losses: dict, kind: str):
     assert recomputed == pytest.approx(plain_losses[kind], rel=1e-6)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["gpt", "dhen"])
+def test_compiled_units_change_no_loss(plain_losses: dict, kind: str):
+    config = small_recipe(kind, train__compile=True, train__activation_checkpointing=True, **SHORT)
+    assert losses_of(None, config) == pytest.approx(plain_losses[kind], rel=1e-5)
+
+
 def test_checkpointed_units_keep_class_names_and_parameter_names():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     names = [name for name, _ in model.named_parameters()]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from recipes.metrics.ledger import Line
-from tests.recipes.loop.recipes_in_tests import lines_of, many_lines, ranks_at_work, small_recipe
+from tests.recipes.loop.recipes_in_tests import gathers_of, lines_of, many_lines, ranks_at_work, small_recipe
 from tests.support.ranks import Pools
 
 KINDS = ("gpt", "t5", "dhen")
@@ -65,3 +67,20 @@ def test_deferred_and_eager_building_agree(ranks: Pools):
     configs = [small_recipe("gpt", train__steps=2, sharding__init=init) for init in ("deferred", "eager")]
     deferred, eager = ranks(2).run(many_lines, configs)[0]
     assert [line["loss"] for line in deferred] == [line["loss"] for line in eager]
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True], ids=["plain", "recomputed"])
+@pytest.mark.parametrize("raf", [False, True], ids=["NRAF", "RAF"])
+def test_recomputation_gathers_no_unit_more_often(ranks: Pools, tmp_path: Path, is_recomputed: bool, raf: bool):
+    """With RAF a block is gathered for forward and for backward; root and last block once, as NRAF does with all."""
+    config = small_recipe(
+        "gpt",
+        model__num_layers=3,
+        train__steps=3,  # as many as a trace has by default
+        train__activation_checkpointing=is_recomputed,
+        sharding__reshard_after_forward=raf,
+        sharding__wire="collectives",  # shared memory has nothing to free and gather again
+    )
+    expected = {"<root>": 1, "blocks.0": 1 + raf, "blocks.1": 1 + raf, "blocks.2": 1}
+    for steps in ranks(2).run(gathers_of, config, str(tmp_path)):
+        assert steps[-1] == expected

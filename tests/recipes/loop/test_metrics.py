@@ -11,7 +11,7 @@ from recipes.data.records import DataInfo
 from recipes.metrics.clock import HostClock, StepTimes
 from recipes.metrics.early_stop import EarlyStop
 from recipes.metrics.flops import SampleFlops, flop_rates, peak_flops, sample_flops
-from recipes.metrics.ledger import Ledger, StepRecord, StepShape
+from recipes.metrics.ledger import Ledger, StepOutcome, StepRecord, StepShape
 from recipes.metrics.memory import MemoryMeter, ResidentMemory, retry_hint
 from recipes.ranks import Ranks
 from recipes.registry import Entry
@@ -37,10 +37,10 @@ class FixedMemory(MemoryMeter):
         return {"peak_rss_bytes": 2**52 + 1}  # more than float32 can hold
 
 
-def record(step: int, loss_sum: float, num_targets: float, grad_norm: float | None = 1.5) -> StepRecord:
-    norm = None if grad_norm is None else torch.tensor(grad_norm)
+def record(step: int, loss_sum: float, num_targets: float, grad_norm: float = 1.5) -> StepRecord:
     targets = torch.tensor(num_targets, dtype=torch.float64)
-    return StepRecord(step, torch.tensor(loss_sum), targets, norm, 1e-3, None, FixedTimes())
+    outcome = StepOutcome(torch.tensor(loss_sum), targets, torch.tensor(grad_norm), None)
+    return StepRecord(step, 1e-3, FixedTimes(), outcome)
 
 
 def ledger(memory: MemoryMeter, unit: str = "tokens", is_queries: bool = False) -> Ledger:
@@ -51,12 +51,12 @@ def test_a_flush_gives_one_line_a_step_and_reads_memory_once():
     memory = FixedMemory()
     book = ledger(memory)
     book.add(record(1, 40.0, 10))
-    book.add(record(2, 20.0, 10, grad_norm=None))
+    book.add(record(2, 20.0, 10, grad_norm=0.5))
     first, second = book.flush()
     assert book.flush() == []
     assert memory.reads == 1
     assert (first["step"], first["loss"], first["grad_norm"]) == (1, 4.0, 1.5)
-    assert (second["step"], second["loss"], second["grad_norm"]) == (2, 2.0, None)
+    assert (second["step"], second["loss"], second["grad_norm"]) == (2, 2.0, 0.5)
     assert second["samples"] == 16
     assert second["tokens"] == 160
     assert first["step_s"] == pytest.approx(1.0)
