@@ -138,7 +138,7 @@ class Context:
             if following is not None:
                 self.prefetch(self.units[following])
         current.order.record(unit.unit_id)
-        self.record("forward", unit)
+        self.record("forward", unit, phase="" if unit.handles else "empty")
 
     def leave_forward(self, unit: Unit, has_failed: bool) -> None:
         """A unit's forward has returned or raised."""
@@ -233,7 +233,7 @@ class Context:
                 self.record("write", unit)
         if phase == "backward" and self.backward_prefetch and unit.unit_id not in self._in_backward:
             previous = self.current.order.before(unit.unit_id)
-            if previous is not None:
+            if previous is not None and self.units[previous].needs_weights_in_backward:
                 self.prefetch(self.units[previous])
         if phase == "backward":
             self._in_backward.add(unit.unit_id)

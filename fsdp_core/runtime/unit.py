@@ -70,6 +70,7 @@ class Unit:
         self.context: Context  # set by Context.adopt
         self.calls: list[ForwardCall] = []
         self.num_saved = 0  # saved weights whose backward is still to come
+        self.are_saves_known = False
         self.is_prefetched = False
         self._prepare()
 
@@ -188,6 +189,7 @@ class Unit:
             call.installed = self._install()
         if self.frees_after_forward and not self.is_root and not is_recompute and torch.is_grad_enabled():
             call.has_hooks = context.saved_tensor_hooks.push(self)
+            self.are_saves_known = call.has_hooks
         policy = self.mixed_precision
         if policy is not None and policy.param_dtype is not None and policy.cast_forward_inputs:
             return cast_floating(args, policy.param_dtype), cast_floating(kwargs, policy.param_dtype)
@@ -297,6 +299,12 @@ class Unit:
         if node is not None:
             node.epochs = self.write_epochs()
 
+    @property
+    def needs_weights_in_backward(self) -> bool:
+        """False when it is known that autograd saved none of its weights (a first layer whose input needs no
+        gradient). Under hooks of others (activation checkpointing) nothing is known."""
+        return self.num_saved > 0 or not self.are_saves_known
+
     # -- backward -------------------------------------------------------------------------------------------------------
 
     def note_saved(self, saved: SavedWeight) -> None:
@@ -363,7 +371,7 @@ class Unit:
         memo[id(self)] = copied
         copied.name, copied.unit_id, copied.groups, copied.is_root = self.name, self.unit_id, self.groups, self.is_root
         copied.reshard_after_forward, copied.mixed_precision = self.reshard_after_forward, self.mixed_precision
-        copied.calls, copied.num_saved, copied.is_prefetched = [], 0, False
+        copied.calls, copied.num_saved, copied.is_prefetched, copied.are_saves_known = [], 0, False, False
         copied.modules = deepcopy(self.modules, memo)
         copied.handles = deepcopy(self.handles, memo)
         copied.context = deepcopy(self.context, memo)

@@ -119,10 +119,10 @@ def load_model_state(model: nn.Module, state: dict[str, Any], strict: bool) -> A
     missing = [name for name in entries if name not in state]
     unexpected = [name for name in state if name not in entries]
     errors: list[str] = []
-    if strict and unexpected:
-        errors.append("Unexpected key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in unexpected)))
     if strict and missing:
         errors.append("Missing key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in missing)))
+    if strict and unexpected:
+        errors.append("Unexpected key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in unexpected)))
     fitting = {}
     for name, entry in entries.items():
         if name not in state:

@@ -90,7 +90,8 @@ def check_schedule(events: Sequence[Event], *, max_inflight: int | None = None) 
         elif event.kind == "reduce" and event.unit not in complete and event.phase != "flush":
             checker.fail(index, event, "reduced before its gradients were complete")
         if event.kind == "forward":
-            checker.use(index, event)
+            if event.phase != "empty":  # a unit without parameters of its own has nothing to gather
+                checker.use(index, event)
             checker.state(event).num_open += 1
         elif event.kind == "forward_end":
             checker.state(event).num_open -= 1
