@@ -11,7 +11,7 @@ import functools
 import importlib.resources
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -38,11 +38,13 @@ _stored: list[tuple[str, str]] = []  # (group, name) of what is in Hydra's Confi
 class CachedRepository(ConfigRepository):
     """Reads each YAML file once per process: a sweep composes hundreds of configs from the same few files."""
 
+    # Built-in presets come first on every search path and do not change while the program runs.
+    _built_in: ClassVar[dict[str, ConfigResult]] = {}
     _read: dict[str, ConfigResult | None]
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         super().initialize_sources(config_search_path)
-        self._read = {}
+        self._read = dict(self._built_in)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedRepository:
         """Hydra copies the repository for each composition, as hydra.searchpath may change the copy's sources.
@@ -57,6 +59,8 @@ class CachedRepository(ConfigRepository):
         found = self._read[config_path]
         if found is None:
             return None
+        if found.path == f"pkg://{PACKAGE}":
+            self._built_in[config_path] = found
         fresh = copy.copy(found)
         fresh.config = copy.deepcopy(found.config)  # composing merges into and flags what it is given
         return fresh
