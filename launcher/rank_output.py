@@ -31,8 +31,8 @@ class LogLines:
         # What a carriage return has overwritten is gone on a terminal; the return itself may be half of "\r\n".
         cut = self._line.rstrip(b"\r").rfind(b"\r")
         self._line = self._line[cut + 1 :]
-        if len(self._line) > _LONGEST_LINE_BYTES:
-            self._write(self._line)
+        if len(self._line) > _LONGEST_LINE_BYTES:  # the rest of the line follows it into the file
+            self._file.write(_ESCAPES.sub(b"", self._line))
             self._line = b""
 
     def close(self) -> None:

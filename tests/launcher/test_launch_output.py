@@ -49,6 +49,8 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     for _ in range(5):
         lines.feed(b"x" * 30_000)
     assert len(file.getvalue()) > 60_000
+    lines.feed(b"\nnext\n")
+    assert file.getvalue() == b"x" * 150_000 + b"\nnext\n"
 
 
 def _run_one(folder: Path, script: str, echo: Echo) -> None:
