@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.schema import Config
 
+FIRST_RANK_SPEAKS_S = 5.0
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
 REFUSED = {
     "config_path": Problem(
@@ -151,8 +153,14 @@ def _request(arguments: list[str], composed: Composed, config: Config) -> Launch
 
 
 def _tell(errors: ConfigErrors) -> None:
-    """Once per host: of ranks that torchrun started, the first of each host speaks."""
+    """Once per host: of ranks that torchrun started, the first of each host speaks.
+
+    The others wait for it: torchrun ends all ranks as soon as one has failed.
+    """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"{errors}\n\nNothing was started. fsdp-launch --help lists groups and keys.", file=sys.stderr)
+        text = f"{errors}\n\nNothing was started. fsdp-launch --help lists groups and keys."
+        print(text, file=sys.stderr, flush=True)
+    else:
+        time.sleep(FIRST_RANK_SPEAKS_S)
     else:
         let_the_first_rank_speak()
