@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.schema import Config
 
-FIRST_RANK_SPEAKS_S = 5.0
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
 REFUSED = {
     "config_path": Problem(
@@ -160,7 +158,5 @@ def _tell(errors: ConfigErrors) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         text = f"{errors}\n\nNothing was started. fsdp-launch --help lists groups and keys."
         print(text, file=sys.stderr, flush=True)
-    else:
-        time.sleep(FIRST_RANK_SPEAKS_S)
     else:
         let_the_first_rank_speak()

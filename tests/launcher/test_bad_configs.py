@@ -314,7 +314,7 @@ def test_plugins_in_a_config_file_are_refused(command: Command, tmp_path: Path) 
 def test_one_rank_of_a_host_speaks(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(cli, "FIRST_RANK_SPEAKS_S", 0.0)
+    monkeypatch.setattr(cli, "let_the_first_rank_speak", lambda: None)
     silent = command("train.stepz=3")
     monkeypatch.setenv("LOCAL_RANK", "0")
     spoken = command("train.stepz=3")
