@@ -164,7 +164,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
     declared = {_plain(re.split(r"[<>=!~\[; ]", line)[0]) for line in [*project["dependencies"], *extras]}
     declared |= {"omegaconf"}  # comes with hydra-core, which pins it
     provided_by = importlib.metadata.packages_distributions()
-    ours = {*PACKAGES, "configs", "tests", "benchmarks", ""}
+    ours = {*PACKAGES, "configs", "tests", "benchmarks", *(path.stem for path in (ROOT / "benchmarks").iterdir())}
     wrong = []
     for path in [*modules(*PACKAGES), *modules("tests")]:  # benchmarks may compare with engines nobody has to install
         for target, line in imports(path):
