@@ -12,6 +12,18 @@ from recipes.loggers.base import Logger, Value
 from recipes.schema.training import WandbLoggerConfig
 
 _LOG = logging.getLogger(__name__)
+# No code, no git, no console: the run folder has them. Silence at the other end (a server, or nobody to answer a
+# question about an account) costs a minute or two once, never the run.
+_SETTINGS: dict[str, Any] = {
+    "init_timeout": 60,
+    "login_timeout": 60,
+    "finish_timeout": 120,
+    "finish_timeout_raises": True,
+    "console": "off",
+    "silent": True,
+    "save_code": False,
+    "disable_git": True,
+}
 
 
 class WandbLogger(Logger):
@@ -44,9 +56,7 @@ class WandbLogger(Logger):
             name=name,
             dir=str(run_dir),
             config=dict(config),
-            # No code, no console capture, no system telemetry: the run folder has its own. A server that does
-            # not answer costs init_timeout once.
-            settings=wandb.Settings(init_timeout=60, console="off", silent=True, save_code=False, disable_git=True),
+            settings=wandb.Settings(**_SETTINGS),
         )
 
     def _guard(self, doing: str, call: Callable[[], None]) -> None:
