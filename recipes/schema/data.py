@@ -9,7 +9,7 @@ from recipes.schema.fields import MISSING, described
 
 @dataclass
 class DataConfig:
-    """What every data source has. The order of samples depends on ``shuffle_seed`` alone, not on the number of ranks."""
+    """What every data source has. The order of samples depends on ``shuffle_seed``, not on the number of ranks."""
 
     kind: str = described(MISSING, "registry name of the data source")
     shuffle_seed: int | None = described(None, "seed of the sample order; null: run.seed")

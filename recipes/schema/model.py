@@ -53,7 +53,7 @@ class T5Config(ModelConfig):
 
 @dataclass
 class DHENConfig(ModelConfig):
-    """Deep hierarchical ensemble network (arXiv 2203.11014): sharded embedding tables under dense interaction layers."""
+    """Deep hierarchical ensemble network (arXiv 2203.11014): sharded embedding tables, dense interaction layers."""
 
     kind: str = described("dhen", "dhen")
     num_layers: int = described(MISSING, "stacked ensemble layers", at_least=1)
