@@ -155,3 +155,13 @@ def test_the_loss_picture_is_drawn_from_the_metrics(tmp_path: Path):
     metrics.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": null}\n{"step": 2, "eval_loss": 2}\n')
     assert draw_loss(metrics, picture, "t")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.full
+def test_the_real_wandb_works_offline_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    logger = WandbLogger(WandbLoggerConfig(), tmp_path, "gpt", {"run": {"seed": 1}})
+    logger.log(1, {"loss": 1.0})
+    logger.close({"train_loss": 1.0, "evaluation": {"loss": 2.0}})
+    assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
