@@ -17,6 +17,8 @@ from torch import Tensor
 class Event(abc.ABC):
     """A point on a stream."""
 
+    is_immediate = False  # True: the device cannot lag behind the host, all ranks know this event has happened
+
     @abc.abstractmethod
     def has_happened(self) -> bool: ...
 
@@ -52,6 +54,8 @@ class Streams(abc.ABC):
 
 
 class _Happened(Event):
+    is_immediate = True
+
     def has_happened(self) -> bool:
         return True
 

@@ -231,10 +231,8 @@ class Context:
             self.record("wait", unit)
             if unit.was_written_while_gathering:
                 self.record("write", unit)
-        if phase == "backward" and self.backward_prefetch and unit.unit_id not in self._in_backward:
-            previous = self.current.order.before(unit.unit_id)
-            if previous is not None and self.units[previous].needs_weights_in_backward:
-                self.prefetch(self.units[previous])
+        if phase == "backward" and unit.unit_id not in self._in_backward:
+            self._prefetch_before(unit)
         if phase == "backward":
             self._in_backward.add(unit.unit_id)
 
@@ -244,11 +242,20 @@ class Context:
         if unit.unit_id not in self._in_backward:
             self.record("backward", unit)
 
+    def _prefetch_before(self, unit: Unit) -> None:
+        """Backward prefetch: gather what backward needs after ``unit``."""
+        previous = self.current.order.before(unit.unit_id) if self.backward_prefetch else None
+        if previous is not None and self.units[previous].needs_weights_in_backward:
+            self.prefetch(self.units[previous])
+
     def prefetch(self, unit: Unit) -> None:
-        """Start a gather that will be needed soon, if the limit leaves room for it without waiting."""
+        """Start a gather that will be needed soon, if the limit leaves room for it.
+
+        Waits for computations to finish, but never for the newest one: the device must not run dry.
+        """
         if not unit.is_sharded or unit.calls or unit.unit_id in self._in_backward or unit.is_root:
             return
-        if not self.limiter.has_room():
+        if not self.limiter.make_room(num_spared=1):
             return
         self.limiter.enter(unit)
         self.record("gather", unit, phase="prefetch", stream="gather", nbytes=unit.full_nbytes)
@@ -307,6 +314,9 @@ class Context:
         self.record("gradients", unit)
         if not unit.calls:
             self.free(unit)
+        # The second chance: when the unit was entered, the device was a unit behind and there may have been no room.
+        # Now the unit's whole backward is queued; it is the last moment to be ahead of its reduction.
+        self._prefetch_before(unit)
         if torch.is_grad_enabled():
             raise StateError(
                 "Gradients of sharded parameters were asked for with create_graph=True.",

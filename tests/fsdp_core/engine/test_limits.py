@@ -33,22 +33,37 @@ class Slow(Event):
         self.done = True
 
 
-# rate limiter ------------------------------------------------------------------------------------------------------------
+# rate limiter -------------------------------------------------------------------------------------------------------
 
 
 def test_a_permit_is_held_until_the_device_has_finished() -> None:
     limiter = RateLimiter(RateLimit(2))
     first, second = Slow(), Slow()
     assert limiter.enter("a") and limiter.enter("b")
-    assert not limiter.has_room()
+    assert not limiter.make_room(num_spared=0)
     limiter.leave("a", first)
-    assert not limiter.has_room() and limiter.num_inflight == 2
+    assert not limiter.make_room(num_spared=1) and limiter.num_inflight == 2
     assert limiter.enter("c") and first.num_waits == 1  # waited for a, no more than needed
     limiter.leave("b", second)
     second.done = True
-    assert limiter.has_room() and limiter.num_inflight == 1
-    assert limiter.enter("d") and second.num_waits == 0
+    assert limiter.num_inflight == 1
+    assert limiter.enter("d") and second.num_waits == 0 and limiter.num_waits == 1
     assert limiter.peak_inflight == 2
+
+
+def test_room_does_not_depend_on_how_far_the_device_is() -> None:
+    """Ranks that decided by it would issue different collectives."""
+    answers = []
+    for is_done in (False, True):
+        limiter = RateLimiter(RateLimit(3))
+        for name in "ab":
+            event = Slow()
+            event.done = is_done
+            limiter.enter(name)
+            limiter.leave(name, event)
+        limiter.enter("c")
+        answers.append((limiter.make_room(num_spared=2), limiter.make_room(num_spared=1), limiter.make_room(0)))
+    assert answers == [(False, True, True)] * 2
 
 
 def test_units_nested_deeper_than_the_limit_do_not_deadlock() -> None:
@@ -63,7 +78,7 @@ def test_units_nested_deeper_than_the_limit_do_not_deadlock() -> None:
 def test_unlimited_never_waits() -> None:
     limiter = RateLimiter(RateLimit(kind="unlimited"))
     for name in "abcdefgh":
-        assert limiter.has_room() and limiter.enter(name)
+        assert limiter.make_room(num_spared=0) and limiter.enter(name)
     assert limiter.num_inflight == 8 and limiter.num_waits == 0
 
 
@@ -73,7 +88,7 @@ def test_limits_that_make_no_sense_are_refused(arguments: dict[str, object]) -> 
         RateLimit(**arguments)  # type: ignore[arg-type]
 
 
-# adaptive ----------------------------------------------------------------------------------------------------------------
+# adaptive -----------------------------------------------------------------------------------------------------------
 
 quiet = Pressure(0, 500, 100)
 full = Pressure(0, 950, 100)
@@ -121,7 +136,7 @@ def test_pressure_counts_what_is_new() -> None:
     assert pressure_between(first, MemorySample(1, 60, 50, 100)) == Pressure(1, 500, 0)  # statistics were reset
 
 
-# pool --------------------------------------------------------------------------------------------------------------------
+# pool ---------------------------------------------------------------------------------------------------------------
 
 
 def test_buffers_are_reused_unless_somebody_still_uses_them() -> None:
@@ -149,7 +164,7 @@ def test_a_larger_need_grows_a_free_buffer_instead_of_adding_one() -> None:
     assert pool.acquire(wire, 4, torch.bfloat16, BufferRole.FULL) is not large
 
 
-# schedule check ----------------------------------------------------------------------------------------------------------
+# schedule check -----------------------------------------------------------------------------------------------------
 
 GOOD = [
     Row("gather", "a"), Row("wait", "a"), Row("forward", "a"), Row("forward_end", "a"), Row("free", "a"),
