@@ -35,6 +35,7 @@ from fsdp_core.comm.rendezvous import Rendezvous
 from fsdp_core.comm.shm_board import NOWHERE, SECTION_BYTES, Board, Place, Word
 from fsdp_core.comm.shm_memory import (
     Home,
+    PageMap,
     PeerHome,
     PrivateView,
     ShardFile,
@@ -147,7 +148,7 @@ class SharedMemoryWire(Wire):
         problem = next((record["problem"] for record in outcomes if record["problem"]), "")
         if problem:
             raise WireError("this group cannot use shared memory", got=problem, remedy="use wire='gloo_p2p'")
-        self._has_views = all(record["views"] for record in outcomes)
+        self._pages = PageMap() if all(record["views"] for record in outcomes) else None
 
     def _open(self, records: list[dict[str, Any]], files: list[SharedFile], ranks: tuple[int, ...]) -> None:
         first = records[0]
@@ -183,7 +184,7 @@ class SharedMemoryWire(Wire):
 
     def full_view(self, shard: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
         slot = self._shards.slot_of(shard)
-        if slot is None or not self._has_views:
+        if slot is None or self._pages is None:
             return None
         try:
             view = self._shards.view_of(slot, dtype or slot.dtype)
@@ -223,7 +224,8 @@ class SharedMemoryWire(Wire):
             self._progress()
         view = slot.views.get(full.dtype)
         if view is not None and view.tensor.data_ptr() == full.data_ptr():
-            view.restore()
+            assert self._pages is not None
+            view.restore(self._pages)
         else:
             full.copy_(slot.whole)
 

@@ -22,10 +22,10 @@ from fsdp_core.comm.shm_memory import (
     PAGE,
     SPARE_BYTES,
     Home,
+    PageMap,
     PeerHome,
     SharedFile,
     can_see_private_pages,
-    num_private_pages,
 )
 from fsdp_core.comm.wire import Label, WireCounter
 from fsdp_core.errors import MismatchError, WireError
@@ -233,18 +233,19 @@ def test_the_file_of_a_process_that_is_gone_is_refused_with_a_remedy() -> None:
 
 def test_private_pages_are_seen() -> None:
     assert can_see_private_pages()
+    pages = PageMap()
     file = SharedFile.create("fsdp_core_test")
     file.reserve(0, 8 * PAGE)
     view = file.map(0, 8 * PAGE, private=True)
     tensor = torch.frombuffer(view, dtype=torch.uint8)
     address = tensor.data_ptr()
     assert tensor.sum() == 0
-    assert num_private_pages(address, 8 * PAGE) == 0
+    assert pages.num_private(address, 8 * PAGE) == 0
     tensor[3 * PAGE] = 1
     tensor[5 * PAGE : 7 * PAGE] = 1
-    assert num_private_pages(address, 8 * PAGE) == 3
+    assert pages.num_private(address, 8 * PAGE) == 3
     view.madvise(mmap.MADV_DONTNEED)
-    assert num_private_pages(address, 8 * PAGE) == 0
+    assert pages.num_private(address, 8 * PAGE) == 0
 
 
 # The board ------------------------------------------------------------------------------------------------------------
