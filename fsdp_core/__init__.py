@@ -12,6 +12,7 @@ from fsdp_core.api import (
     load_optim_state_dict,
     load_state_dict,
     no_sync,
+    observed_order,
     optim_state_dict,
     register_forward_method,
     set_gradient_divide_factor,
@@ -20,13 +21,18 @@ from fsdp_core.api import (
     stop_trace,
 )
 from fsdp_core.init import deferred_init, materialize, seeded_init
+from fsdp_core.layout.unit_policy import GroupPolicy, ModuleClassPolicy, PredicatePolicy, SizePolicy, regroup_by_order
 from fsdp_core.policy import MixedPrecision, RateLimit
 
 __all__ = [
     "FullyShardedDataParallel",
+    "GroupPolicy",
     "MixedPrecision",
+    "ModuleClassPolicy",
+    "PredicatePolicy",
     "RateLimit",
     "ShardedGradScaler",
+    "SizePolicy",
     "clip_grad_norm_",
     "deferred_init",
     "describe",
@@ -38,8 +44,10 @@ __all__ = [
     "load_state_dict",
     "materialize",
     "no_sync",
+    "observed_order",
     "optim_state_dict",
     "register_forward_method",
+    "regroup_by_order",
     "seeded_init",
     "set_gradient_divide_factor",
     "start_trace",

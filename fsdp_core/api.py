@@ -28,7 +28,6 @@ from fsdp_core.state.optim_state import load_optimizer_state, optimizer_state_di
 from fsdp_core.trace.events import EventLog
 from fsdp_core.wrapper import ShardedWrapper
 
-
 T = TypeVar("T")
 
 
@@ -158,7 +157,7 @@ class FullyShardedDataParallel(ShardedWrapper):
 
 
 def _adapt_policy(policy: Any) -> Any:
-    """torch's policies: classes in a set, objects with ``module_classes`` or a lambda, or functions with ``recurse``."""
+    """torch's policies: a set of classes, objects that hold classes or a lambda, or partial functions."""
     wrapped = policy.func if isinstance(policy, functools.partial) else policy
     name = getattr(wrapped, "__name__", type(wrapped).__name__)
     if name == "size_based_auto_wrap_policy":
@@ -323,6 +322,21 @@ def flat_parameters(model: nn.Module) -> list[FlatParameter]:
                 handle.flat_parameter = flat
             found.append(handle.flat_parameter)
     return found
+
+
+def observed_order(model: nn.Module) -> list[tuple[str, int]]:
+    """(unit name, number of elements) in the order of the last forward, each unit once, the root left out.
+
+    Small units can be merged by it: ``regroup_by_order([(module_of(name), numel), ...], target_numel)`` gives the
+    ``units`` for a freshly built model (the paper's dynamic construction of units).
+    """
+    order = []
+    for context in contexts_in(model):
+        for unit_id in dict.fromkeys(context.current.order.recorded):
+            unit = context.units[unit_id]
+            if not unit.is_root:
+                order.append((unit.name, sum(handle.layout.numel for handle in unit.handles)))
+    return order
 
 
 def describe(model: nn.Module) -> ModelReport:

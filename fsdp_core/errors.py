@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EngineError(RuntimeError):
     """Base of every error the engine raises on purpose.
@@ -41,7 +43,7 @@ class EngineError(RuntimeError):
             lines.append(f"  remedy: {self.remedy}")
         return "\n".join(lines)
 
-    def __reduce__(self):  # keyword-only fields survive pickling between processes
+    def __reduce__(self) -> tuple[Any, ...]:  # keyword-only fields survive pickling between processes
         fields = (self.what, self.unit, self.parameter, self.expected, self.got, self.remedy)
         return _rebuild, (type(self), fields)
 

@@ -19,8 +19,8 @@ _DONE = DoneWork()
 
 def single_tensor_collective(new_name: str, old_name: str) -> Callable[..., Any]:
     """torch 2.13 renamed the two single-tensor collectives and warns on the old names; older releases lack the new."""
-    found = getattr(dist, new_name, None) or getattr(dist, old_name)
-    return found  # looked up at call time, so that tests and tools may replace it in torch.distributed
+    # looked up at call time, so that tests and tools may replace it in torch.distributed
+    return getattr(dist, new_name, None) or getattr(dist, old_name)
 
 
 def as_plain(tensor: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def as_summable(tensor: Tensor) -> Tensor:
 class _TorchWork(Work):
     """One torch work; its failure is told with the label of the collective."""
 
-    __slots__ = ("_work", "_label", "_wire", "_keep")
+    __slots__ = ("_keep", "_label", "_wire", "_work")
 
     def __init__(self, work: Any, label: Label, wire: CollectivesWire, keep: Tensor | None = None) -> None:
         self._work, self._label, self._wire, self._keep = work, label, wire, keep
@@ -123,7 +123,9 @@ class CollectivesWire(Wire):
         self._calls.add("all_reduce", label, tensor.numel())
         # a ring all-reduce sends every element twice, less the share a rank already has
         self._count("all_reduce", 2 * tensor.nbytes * (self.group_size - 1) / self.group_size)
-        return _TorchWork(self._call(label, dist.all_reduce, as_summable(tensor), op=_OPS[op]), label, self, keep=tensor)
+        return _TorchWork(
+            self._call(label, dist.all_reduce, as_summable(tensor), op=_OPS[op]), label, self, keep=tensor
+        )
 
     def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:
         if tensor.numel() == 0:

@@ -23,7 +23,7 @@ _storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count  # the co
 class Buffer:
     """1-D memory with the views that its users made of it, kept so that the next use need not make them again."""
 
-    __slots__ = ("memory", "tensor", "ready", "_storage", "_views", "_idle_count")
+    __slots__ = ("_idle_count", "_storage", "_views", "memory", "ready", "tensor")
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory

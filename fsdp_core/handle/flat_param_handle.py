@@ -3,12 +3,12 @@
 | tensor | shape | dtype | owner, memory | alive |
 |---|---|---|---|---|
 | ``sharded`` | [shard_numel] | the parameters' own | this handle, SHARD memory of the wire | as long as the model |
-| ``full`` | [padded_numel] | compute dtype | buffer pool, FULL | unshard to reshard |
-| gradient source | [padded_numel] | reduce dtype | buffer pool, GRAD_FULL | node backward to end of reduce-scatter |
-| reduced shard | [shard_numel] | reduce dtype | buffer pool, GRAD_SHARD, or the gradient itself | reduce-scatter to accumulate |
+| ``full`` | [padded_numel] | compute dtype | pool, FULL | unshard to reshard |
+| gradient source | [padded_numel] | reduce dtype | pool, GRAD_FULL | node backward to end of reduce-scatter |
+| reduced shard | [shard_numel] | reduce dtype | pool, GRAD_SHARD, or the gradient | reduce-scatter to accumulate |
 | ``gradient`` | [shard_numel] | the parameters' own | ``ShardGradient`` | first reduction to zero_grad |
 | ``unwritten`` | per parameter | compute dtype | this handle | in-place write in forward to end of backward |
-| ``unsynced`` | [padded_numel] | reduce dtype | buffer pool, GRAD_FULL | first to last micro-batch without communication |
+| ``unsynced`` | [padded_numel] | reduce dtype | pool, GRAD_FULL | first to last micro-batch without communication |
 
 ``sharded`` and ``full`` are two tensors with two names; neither is ever pointed at the other's memory, except that
 F = 1 without conversion reads ``sharded`` itself (``Wire.full_view``). The parameters of the modules are
@@ -79,6 +79,8 @@ class Resources:
 
 class FlatParamHandle:
     """One flat parameter of a unit. A unit has one per (dtype, trainable at wrap time, compute dtype)."""
+
+    unit: Any  # the unit it belongs to, set by that unit; the handle only passes it on
 
     def __init__(
         self,
@@ -164,10 +166,10 @@ class FlatParamHandle:
             parameter.spec = replace(parameter.spec, fqn=name)
 
     def write_epoch(self) -> int:
-        """Grows with every write to the parameters that can be seen (fused optimizers on the flat parameter cannot)."""
+        """Grows with every write to the parameters that can be seen (fused ones on a flat parameter cannot)."""
         return self.sharded._version + self.writes.writes
 
-    # -- unshard, wait, reshard -----------------------------------------------------------------------------------------
+    # -- unshard, wait, reshard --------------------------------------------------------------------------------------
 
     def _move(self, state: HandleState, allowed: tuple[HandleState, ...]) -> None:
         if self.state not in allowed:
@@ -253,10 +255,12 @@ class FlatParamHandle:
         for index, value in unwritten.items():
             self.write_original(index, value)
 
-    # -- gradients ------------------------------------------------------------------------------------------------------
+    # -- gradients ---------------------------------------------------------------------------------------------------
 
     def acquire_gradient_source(self) -> Buffer:
-        return self.resources.pool.acquire(self.wire, self.layout.padded_numel, self.dtypes.reduce, BufferRole.GRAD_FULL)
+        return self.resources.pool.acquire(
+            self.wire, self.layout.padded_numel, self.dtypes.reduce, BufferRole.GRAD_FULL
+        )
 
     def release_gradient_source(self, buffer: Buffer) -> None:
         self.resources.pool.release(self.wire, buffer, BufferRole.GRAD_FULL)
@@ -283,7 +287,7 @@ class FlatParamHandle:
         segment: Segment = self.layout.segments[index]
         return segment.start, segment.end
 
-    # -- copies ---------------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatParamHandle:
         if id(self) in memo:

@@ -80,12 +80,18 @@ class ShardGradient:
         self._is_target = False  # a reduction that is on its way writes into ``flat``
         self._is_staged = False  # ``flat`` holds a gradient that becomes visible at the end of backward
 
-    # -- where a reduction may write --------------------------------------------------------------------------------------
+    # -- where a reduction may write ---------------------------------------------------------------------------------
 
     def claim_target(self, dtype: torch.dtype) -> Tensor | None:
         """``flat`` itself, if the next reduced shard will simply become the gradient; else ``None``."""
         handle = self._handle
-        if self._is_target or self._is_staged or handle.is_offloaded or dtype != handle.dtypes.param or not self._is_unset():
+        if (
+            self._is_target
+            or self._is_staged
+            or handle.is_offloaded
+            or dtype != handle.dtypes.param
+            or not self._is_unset()
+        ):
             return None
         self._is_target = True
         return self._fresh_flat()
@@ -104,7 +110,9 @@ class ShardGradient:
             part = (
                 self._part(index)
                 if shard is None
-                else ShardedTensor(shard[span.shard_start : span.shard_end].to(self._handle.dtypes.param), parameter.spec)
+                else ShardedTensor(
+                    shard[span.shard_start : span.shard_end].to(self._handle.dtypes.param), parameter.spec
+                )
             )
             for hook in list(hooks.values()):
                 with torch.no_grad():
@@ -189,7 +197,7 @@ class ShardGradient:
         for index in active:
             self._handle.params[index].grad = self._part(index)
 
-    # -- accumulate -------------------------------------------------------------------------------------------------------
+    # -- accumulate --------------------------------------------------------------------------------------------------
 
     def accumulate(self, shard: Tensor, active: Sequence[int]) -> None:
         """Add a reduced, already averaged shard to the gradients of the parameters ``active``."""
@@ -250,7 +258,7 @@ class ShardGradient:
                 remedy="change param.grad in place, or set it to None",
             )
 
-    # -- markers of unsynchronised sums -----------------------------------------------------------------------------------
+    # -- markers of unsynchronised sums ------------------------------------------------------------------------------
 
     def mark(self, active: Sequence[int]) -> None:
         """Make sure every active parameter shows a gradient, and remember it as the marker of the sum."""
@@ -273,9 +281,9 @@ class ShardGradient:
                 part.local.zero_()
                 handle.params[index].grad = part
             for index in active:
-                grad = handle.params[index].grad
-                assert isinstance(grad, ShardedTensor)
-                self._markers[index] = (grad, grad.count.zeroed)
+                marker = handle.params[index].grad
+                assert isinstance(marker, ShardedTensor)
+                self._markers[index] = (marker, marker.count.zeroed)
 
     @property
     def marked(self) -> list[int]:
@@ -300,7 +308,7 @@ class ShardGradient:
         self._marked.clear()
         self._flat_marker = None
 
-    # -- whole-shard access for norms and state -----------------------------------------------------------------------------
+    # -- whole-shard access for norms and state ----------------------------------------------------------------------
 
     def local_grads(self) -> list[Tensor]:
         """The local parts of all gradients that are set; their concatenation is this rank's gradient."""

@@ -101,11 +101,8 @@ def _local_rule(func: Any, name: str) -> _Rule:
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         spec = None if is_foreach else _common_spec(func, args, kwargs)
-        if not is_foreach and name != "copy_" and written and not isinstance(args[written[0][0]], ShardedTensor):
-            if not _is_out_argument(written, kwargs):
-                return _refuse(func, args, kwargs)
-        if name == "copy_" and not isinstance(args[0], ShardedTensor):
-            return _refuse(func, args, kwargs)
+        if written and not is_foreach and not _is_sharded_target(written, args, kwargs):
+            return _refuse(func, args, kwargs)  # whole values would be written from parts
         result = func(
             *[_unwrap(value, spec) for value in args], **{key: _unwrap(value, spec) for key, value in kwargs.items()}
         )
@@ -121,8 +118,10 @@ def _local_rule(func: Any, name: str) -> _Rule:
     return rule
 
 
-def _is_out_argument(written: tuple[tuple[int, str], ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(kwargs.get(name), ShardedTensor) for _, name in written)
+def _is_sharded_target(written: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return all(
+        isinstance(args[index] if index < len(args) else kwargs.get(name), ShardedTensor) for index, name in written
+    )
 
 
 def _common_spec(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardSpec | None:
@@ -134,8 +133,6 @@ def _common_spec(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sh
         if spec is None:
             spec = value.spec
         elif value.spec is not spec and (value.spec.shape != spec.shape or value.spec.span != spec.span):
-            if value.spec.numel != 1 and spec.numel != 1:
-                _refuse(func, args, kwargs)
             _refuse(func, args, kwargs)
     return spec
 
@@ -185,7 +182,9 @@ def _combine(partial: Tensor, spec: ShardSpec, op: str) -> Tensor:
 
 def _whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first_option: int = 1) -> ShardedTensor:
     """The one sharded argument of a reduction over all elements; a reduction along a dim is refused."""
-    dims = [value for value in args[first_option:] if isinstance(value, (list, tuple, int)) and not isinstance(value, bool)]
+    dims = [
+        value for value in args[first_option:] if isinstance(value, (list, tuple, int)) and not isinstance(value, bool)
+    ]
     dims += [value for key, value in kwargs.items() if key == "dim" and value is not None]
     if any(dim not in ([], ()) for dim in dims):
         _refuse(func, args, kwargs)

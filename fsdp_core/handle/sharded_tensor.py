@@ -51,7 +51,7 @@ class WriteCount:
 
 
 class ShardedTensor(torch.Tensor):
-    """See the module's docstring. Parameters have ``_is_param`` set, which makes them ``nn.Parameter`` to isinstance."""
+    """See the module's docstring. Parameters have ``_is_param``, which makes them ``nn.Parameter`` to isinstance."""
 
     local: Tensor
     spec: ShardSpec
@@ -60,7 +60,7 @@ class ShardedTensor(torch.Tensor):
 
     run_operation: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]  # set by sharded_ops
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -81,12 +81,12 @@ class ShardedTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return cls.run_operation(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         what = "ShardedParameter" if getattr(self, "_is_param", False) else "ShardedTensor"
         span = self.spec.span
         return (
@@ -97,7 +97,7 @@ class ShardedTensor(torch.Tensor):
     # -- writes that bypass dispatch ------------------------------------------------------------------------------
 
     @property
-    def data(self) -> ShardedTensor:  # type: ignore[override]
+    def data(self) -> ShardedTensor:
         return ShardedTensor(self.local, self.spec, count=self.count)
 
     @data.setter

@@ -129,7 +129,9 @@ def as_policy(units: Any) -> UnitPolicy | None:
     if units is None or isinstance(units, UnitPolicy):
         return units
     if isinstance(units, bool):
-        raise WrapError("`units` must not be a boolean.", expected="classes, modules, a predicate or a policy", got=units)
+        raise WrapError(
+            "`units` must not be a boolean.", expected="classes, modules, a predicate or a policy", got=units
+        )
     if isinstance(units, int):
         return SizePolicy(units)
     if isinstance(units, (type, str)):

@@ -24,9 +24,9 @@ def dtypes_for(parameter: Tensor, module: nn.Module, policy: MixedPrecision | No
     """
     own = parameter.dtype
     compute = own
-    if policy is not None and policy.param_dtype is not None and own.is_floating_point:
-        if not isinstance(module, _BATCH_NORM):
-            compute = policy.param_dtype
+    may_cast = own.is_floating_point and not isinstance(module, _BATCH_NORM)
+    if policy is not None and policy.param_dtype is not None and may_cast:
+        compute = policy.param_dtype
     reduce = compute
     if policy is not None and policy.reduce_dtype is not None and own.is_floating_point:
         reduce = policy.reduce_dtype
@@ -49,7 +49,7 @@ def cast_buffers(module: nn.Module, policy: MixedPrecision | None, device: torch
 
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
-    """``value`` with every floating-point tensor in ``dtype``; differentiable, the same object where nothing changes."""
+    """``value`` with all floating-point tensors in ``dtype``; differentiable, the same object if nothing changes."""
     return map_tensors(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 

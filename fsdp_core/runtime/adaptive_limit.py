@@ -77,7 +77,9 @@ class AdaptiveLimit:
         has_room = pressure.reserved_permille < self.SPARE_PERMILLE
         if self._quiet >= self._needed_quiet and has_room:
             self._quiet = 0
-            self._change(+1, f"{self._needed_quiet} steps without retries, {pressure.reserved_permille / 10:.0f}% reserved")
+            self._change(
+                +1, f"{self._needed_quiet} steps without retries, {pressure.reserved_permille / 10:.0f}% reserved"
+            )
         return self.limit
 
     def _change(self, by: int, reason: str) -> None:

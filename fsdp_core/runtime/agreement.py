@@ -39,7 +39,9 @@ def _rows(plan: Plan) -> list[tuple[str, str, PlannedParameter]]:
     for unit in plan.units:
         for parameter in unit.parameters:
             tensor = parameter.tensor
-            facts = f"shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad {tensor.requires_grad}, unit {unit.name}"
+            facts = (
+                f"shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad {tensor.requires_grad}, unit {unit.name}"
+            )
             rows.append((unit.name, facts, parameter))
     return rows
 

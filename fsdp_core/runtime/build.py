@@ -13,7 +13,7 @@ from fsdp_core.comm.streams import streams_for
 from fsdp_core.comm.wire import Label
 from fsdp_core.errors import WrapError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleDtypes, Place, Resources
-from fsdp_core.handle.sharded_tensor import ShardedTensor, flat_in_memory_order, ShardSpec
+from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, flat_in_memory_order
 from fsdp_core.init import is_deferred, materialize_rest, stream_unit, user_attributes
 from fsdp_core.layout.flat_layout import LocalSpan, ParameterShape, build_layout, dense_stride
 from fsdp_core.numerics.mixed_precision import cast_buffers, dtypes_for
@@ -109,7 +109,7 @@ def _build_unit(
         _build_handle(planned.name, members, dtypes, groups, resources, shard_device, options.sync_module_states)
         for (dtypes, _), members in by_key.items()
     ]
-    unit = Unit(
+    return Unit(
         name=planned.name,
         modules=planned.modules,
         handles=handles,
@@ -117,7 +117,6 @@ def _build_unit(
         reshard_after_forward=options.reshard_after_forward,
         mixed_precision=options.mixed_precision,
     )
-    return unit
 
 
 def _build_handle(

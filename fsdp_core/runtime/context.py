@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from fsdp_core.comm.wire import Wire
-from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState, Resources
-from fsdp_core.handle.sharded_tensor import ShardedTensor
-from fsdp_core.numerics.reduction import Reducer, Reduction
+from fsdp_core.numerics.reduction import Reducer
+from fsdp_core.runtime.gradient_flow import flush_unsynced, take_gradients
 from fsdp_core.runtime.limit_agreement import LimitAgreement, cuda_sample
 from fsdp_core.runtime.prefetch import ForwardOrder, ForwardPrediction
 from fsdp_core.runtime.rate_limiter import RateLimiter
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from fsdp_core.runtime.unit import Unit
 
 _current_graph_task_id = torch._C._current_graph_task_id
-_will_execute = torch._C._will_engine_execute_node
 
 
 class Pass:
@@ -123,7 +121,7 @@ class Context:
         """The wires of sharding groups, each once."""
         return list({id(unit.groups.shard): unit.groups.shard for unit in self.units}.values())
 
-    # -- forward --------------------------------------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------------------------
 
     def enter_forward(self, unit: Unit) -> None:
         """A unit's forward begins (not a recomputation)."""
@@ -214,18 +212,18 @@ class Context:
         if not unit.calls and not unit.is_sharded:
             self.free(unit)
 
-    # -- gathering and freeing --------------------------------------------------------------------------------------------
+    # -- gathering and freeing ---------------------------------------------------------------------------------------
 
     def unshard_now(self, unit: Unit, phase: str) -> None:
         """Make the unit's full parameters usable on the caller's stream."""
         if phase == "backward":
             self._enter_backward(unit)
         if any(handle.state is HandleState.SHARDED for handle in unit.handles):
-            if not unit.is_root and not self.limiter.enter(unit):
-                if not self._drop_prefetches(unit):
-                    phase = "nested"  # only open forwards are in flight: this one must be gathered all the same
-            self.record("gather", unit, phase=phase, stream="gather", nbytes=unit.full_nbytes)
-            unit.issue_unshard("forward" if phase == "nested" else phase)
+            is_within = unit.is_root or self.limiter.enter(unit) or self._drop_prefetches(unit)
+            # beyond the limit only if all that is in flight are open forwards around this one
+            traced = phase if is_within else "nested"
+            self.record("gather", unit, phase=traced, stream="gather", nbytes=unit.full_nbytes)
+            unit.issue_unshard(phase)
         if any(handle.state is HandleState.GATHERING for handle in unit.handles):
             unit.wait_unshard()
             self.record("wait", unit)
@@ -291,7 +289,7 @@ class Context:
         if unit is not None and not unit.trainable_positions and not unit.is_root:
             self._free_unless_open(unit)
 
-    # -- backward ---------------------------------------------------------------------------------------------------------
+    # -- backward ----------------------------------------------------------------------------------------------------
 
     def note_backward(self) -> None:
         """Called at every event of a backward: the first one asks autograd to call us at its end."""
@@ -317,117 +315,7 @@ class Context:
         # The second chance: when the unit was entered, the device was a unit behind and there may have been no room.
         # Now the unit's whole backward is queued; it is the last moment to be ahead of its reduction.
         self._prefetch_before(unit)
-        if torch.is_grad_enabled():
-            raise StateError(
-                "Gradients of sharded parameters were asked for with create_graph=True.",
-                unit=unit.name,
-                remedy="take the graph of gradients with respect to inputs only, or compute the penalty inside "
-                "`with fsdp_core.full_parameters(model):`",
-            )
-        wanted = [self._wants(edge[0]) for edge in node.next_functions[: len(grads)]]
-        is_captured = any(one == "captured" for one in wanted)
-        if not is_captured and not all(one == "accumulate" for one in wanted):
-            grads = tuple(grad if one == "accumulate" else None for grad, one in zip(grads, wanted, strict=True))
-        by_handle = unit.grads_by_handle(node.positions, grads)
-        if is_captured:
-            return self._reduce_for_caller(unit, node, by_handle)
-        for handle, present, indices in by_handle:
-            active = [i for i in indices if wanted[node.positions.index(unit._positions[id(handle.params[i])])] != "no"] \
-                if not all(one == "accumulate" for one in wanted) else indices
-            if self.sync_gradients:
-                self._start_reduction(unit, handle, present, active)
-            else:
-                self._add_unsynced(unit, handle, present, active)
-        return (None,) * len(grads)
-
-    @staticmethod
-    def _wants(accumulate_node: Any) -> str:
-        """What this backward does with a parameter's gradient: accumulate it, hand it to the caller, or neither."""
-        try:
-            return "accumulate" if _will_execute(accumulate_node) else "no"
-        except RuntimeError:  # the node is a leaf that torch.autograd.grad captures
-            return "captured"
-
-    def _factor(self, unit: Unit) -> float:
-        return float(unit.groups.world_size) if self.divide_factor is None else self.divide_factor
-
-    def _start_reduction(
-        self,
-        unit: Unit,
-        handle: FlatParamHandle,
-        present: dict[int, Tensor],
-        active: Iterable[int],
-        phase: str = "",
-    ) -> None:
-        """Fill a source (on top of what was summed without communication) and send it on its way."""
-        active = list(active)
-        if handle.unsynced is None:
-            self.reducer.make_room()
-            source = handle.acquire_gradient_source()
-            handle.fill_gradients(source, present, add=False)
-        else:
-            source, handle.unsynced = handle.unsynced, None
-            active = sorted({*active, *handle.gradient.marked})
-            self._clear_forgotten(handle, source)
-            handle.fill_gradients(source, present, add=True)
-            handle.gradient.drop_markers()
-            self.reducer.make_room()
-        self.record("reduce", unit, phase=phase, stream="reduce", nbytes=source.tensor.nbytes)
-        self.reducer.start(
-            Reduction(handle, source, active, unit.reduce_label, self._factor(unit)), unit.groups.replicate
-        )
-
-    def _add_unsynced(
-        self, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor], active: Iterable[int]
-    ) -> None:
-        """Keep the sum of micro-batches here, unsharded, in the reduce dtype; nothing is sent."""
-        if handle.unsynced is None:
-            handle.unsynced = handle.acquire_gradient_source()
-            handle.fill_gradients(handle.unsynced, present, add=False)
-        else:
-            self._clear_forgotten(handle, handle.unsynced)
-            handle.fill_gradients(handle.unsynced, present, add=True)
-        handle.gradient.mark(list(active))
-        self.record("accumulate", unit, stream="reduce")
-
-    @staticmethod
-    def _clear_forgotten(handle: FlatParamHandle, source: Any) -> None:
-        """Sums whose marker was cleared by zero_grad must not come back."""
-        for index in handle.gradient.marked:
-            if handle.gradient.cleared_since_mark(index):
-                start, end = handle.segment_range(index)
-                source.tensor[start:end].zero_()
-
-    def _reduce_for_caller(
-        self, unit: Unit, node: Any, by_handle: list[tuple[FlatParamHandle, dict[int, Tensor], list[int]]]
-    ) -> tuple[Tensor | None, ...]:
-        """torch.autograd.grad over sharded parameters: wait, and return the averaged shards."""
-        results: dict[int, Tensor] = {}
-        streams = self.resources.streams
-        for handle, present, indices in by_handle:
-            source = handle.acquire_gradient_source()
-            handle.fill_gradients(source, present, add=False)
-            self.record("reduce", unit, stream="reduce", nbytes=source.tensor.nbytes)
-            shard = torch.empty(handle.layout.shard_numel, dtype=handle.dtypes.reduce, device=source.tensor.device)
-            factor = self._factor(unit)
-            if handle.dtypes.reduce == torch.float16:
-                source.tensor.div_(factor)
-            handle.wire.reduce_scatter(shard, source.tensor, unit.reduce_label).wait()
-            unit.groups.replicate.all_reduce(shard, unit.reduce_label).wait()
-            if handle.dtypes.reduce != torch.float16:
-                shard.div_(factor)
-            streams.wait(streams.record())
-            handle.release_gradient_source(source)
-            shard = shard.to(device=handle.sharded.device, dtype=handle.dtypes.param)
-            for index in indices:
-                parameter = handle.params[index]
-                span = parameter.spec.span
-                part: Tensor = ShardedTensor(shard[span.shard_start : span.shard_end], parameter.spec)
-                for hook in list((parameter.__dict__.get("grad_hooks") or {}).values()):
-                    changed = hook(part)
-                    part = part if changed is None else changed
-                results[unit._positions[id(parameter)]] = part
-        return tuple(results.get(position) for position in node.positions)
+        return take_gradients(self, unit, node, grads)
 
     def end_backward(self, task: int) -> None:
         """Autograd is about to return: wait for reductions, show gradients, shard everything, check the ranks."""
@@ -436,7 +324,7 @@ class Context:
         if self.tasks.callbacks:
             return  # a backward inside a backward (reentrant checkpointing): the outer one finishes
         if self.sync_gradients:
-            self._flush_unsynced()
+            flush_unsynced(self)
         finished = self.reducer.finish()
         self._closing = None
         for unit in self.units:
@@ -453,13 +341,6 @@ class Context:
             self.limit_agreement.step()
         self.record("backward_end")
 
-    def _flush_unsynced(self) -> None:
-        """Units that earlier micro-batches used and this one did not."""
-        for unit in self.units:
-            for handle in unit.handles:
-                if handle.unsynced is not None:
-                    self._start_reduction(unit, handle, {}, [], "flush")
-
     def _quiesce(self) -> None:
         """From here until the next gather this rank's shards may be written."""
         for wire in self.gather_wires():
@@ -467,7 +348,7 @@ class Context:
         for _, handle in self.each_handle():
             handle.settle()
 
-    # -- outside of passes --------------------------------------------------------------------------------------------------
+    # -- outside of passes -------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Before anybody reads or writes parameters from outside: forget failures, shard what no backward needs."""

@@ -8,6 +8,7 @@ same edges, which is how a unit called twice in one forward reduces once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +39,7 @@ class GatherNode(torch.autograd.Function):
         return (None, None, *ctx.unit.post_backward(ctx, grads))
 
 
-def make_node(unit: Unit, full_tensors: list[Tensor], sharded: list[Tensor]) -> tuple[tuple[Tensor, ...], Any]:
+def make_node(unit: Unit, full_tensors: list[Tensor], sharded: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Any]:
     """The outputs and their node. ``full_tensors`` must be fresh: they become the outputs themselves."""
     positions = iter(range(len(full_tensors)))
     _push_hooks(lambda tensor: next(positions), unit.fresh_full_tensor)

@@ -22,7 +22,7 @@ class ParameterTable(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         value = dict.__getitem__(self, name)
-        if _current_graph_task_id() != -1 and torch.is_grad_enabled() and isinstance(value, ShardedTensor):
-            if value.owner is not None:
-                return value.owner.unit.tensor_for_recompute(value)
+        is_recompute = _current_graph_task_id() != -1 and torch.is_grad_enabled()
+        if is_recompute and isinstance(value, ShardedTensor) and value.owner is not None:
+            return value.owner.unit.tensor_for_recompute(value)
         return value

@@ -159,9 +159,7 @@ def _check_choice(
         )
 
 
-def _unit_tree(
-    root: nn.Module, groups: list[tuple[nn.Module, ...]], names: dict[nn.Module, str]
-) -> list[PlannedUnit]:
+def _unit_tree(root: nn.Module, groups: list[tuple[nn.Module, ...]], names: dict[nn.Module, str]) -> list[PlannedUnit]:
     """Planned units in tree order, each with its chain of parents."""
     if not has_forward(root):
         raise WrapError(

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_are_hooks_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled
+_are_hooks_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
 class SavedWeight:
     """One saved view of a gathered buffer."""
 
-    __slots__ = ("unit", "handle", "epoch", "start", "shape", "stride", "version", "is_counted")
+    __slots__ = ("epoch", "handle", "is_counted", "shape", "start", "stride", "unit", "version")
 
     def __init__(self, unit: Unit, handle: FlatParamHandle, start: int, tensor: Tensor) -> None:
         self.unit, self.handle = unit, handle

@@ -82,8 +82,6 @@ class Unit:
             for position, (handle, index) in enumerate(self._locations)
             for place in handle.places[index]
         ]
-        places = [place for handle in self.handles for each in handle.places for place in each]
-        self._recurrent = list(dict.fromkeys(p.module for p in places if isinstance(p.module, nn.RNNBase)))
         self._positions = {id(parameter): position for position, parameter in enumerate(self.params)}
         holders = (place.module for handle in self.handles for places in handle.places for place in places)
         self._recurrent = tuple({module: None for module in holders if isinstance(module, nn.RNNBase)})
@@ -128,7 +126,7 @@ class Unit:
         for handle in self.handles:
             handle.rename(lambda place: join(names[place.module], place.name))
 
-    # -- state ----------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def is_sharded(self) -> bool:
@@ -167,7 +165,7 @@ class Unit:
         for module in self._recurrent:
             forget_weights(module)
 
-    # -- forward --------------------------------------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------------------------
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_inference_mode_enabled():  # buffers and views must outlive the mode
@@ -200,18 +198,11 @@ class Unit:
         tensors = self.full_tensors()
         for attributes, name, position in self._sites:
             attributes[name] = tensors[position]
-        self._refresh_flat_weights()
         return tensors
 
     def _uninstall(self) -> None:
         for attributes, name, _ in self._sites:
             attributes.pop(name, None)
-        self._refresh_flat_weights()
-
-    def _refresh_flat_weights(self) -> None:
-        """Recurrent layers keep a list of their weights, read at construction: read them again."""
-        for module in self._recurrent:
-            module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
         for module in self._recurrent:
             forget_weights(module)
 
@@ -248,13 +239,14 @@ class Unit:
         for handle in self.handles:
             for parameter, places in zip(handle.params, handle.places, strict=True):
                 for place in places:
-                    if dict.get(place.module._parameters, place.name) is not parameter:
+                    found: Any = dict.get(place.module._parameters, place.name)
+                    if found is not parameter:
                         raise StateError(
                             "A parameter was replaced after the module was sharded.",
                             unit=self.name,
                             parameter=place.fqn,
                             expected="the sharded parameter that fully_shard put there",
-                            got=type(dict.get(place.module._parameters, place.name)).__name__,
+                            got=type(found).__name__,
                             remedy="replace parameters before sharding, or write into them inside "
                             "`with fsdp_core.full_parameters(model):`",
                         )
@@ -305,7 +297,7 @@ class Unit:
         gradient). Under hooks of others (activation checkpointing) nothing is known."""
         return self.num_saved > 0 or not self.are_saves_known
 
-    # -- backward -------------------------------------------------------------------------------------------------------
+    # -- backward ----------------------------------------------------------------------------------------------------
 
     def note_saved(self, saved: SavedWeight) -> None:
         self.num_saved += 1
@@ -329,7 +321,7 @@ class Unit:
         self.context.unshard_now(self, "backward")
         if self._recompute_tensors is None:
             self._recompute_tensors = self.full_tensors()
-        return self._recompute_tensors[self._positions[id(parameter)]]
+        return self._recompute_tensors[self.position_of(parameter)]
 
     def post_backward(self, node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """All gradients of the unit are there: free the parameters, then reduce."""
@@ -338,6 +330,10 @@ class Unit:
         self._recompute_tensors = None
         self.check_unwritten(node)
         return self.context.reduce_unit(self, node, grads)
+
+    def position_of(self, parameter: ShardedTensor) -> int:
+        """Its place among the unit's parameters."""
+        return self._positions[id(parameter)]
 
     def grads_by_handle(
         self, positions: Sequence[int], grads: Sequence[Tensor | None]
@@ -362,7 +358,7 @@ class Unit:
     def state_label(self) -> Label:
         return self._labels["state"]
 
-    # -- copies -----------------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Unit:
         if id(self) in memo:

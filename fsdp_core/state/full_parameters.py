@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -109,4 +110,4 @@ def _show(handle: FlatParamHandle, flat: Tensor, grad_flat: Tensor | None) -> li
 def _hide(handle: FlatParamHandle) -> None:
     for parameter, places in zip(handle.params, handle.places, strict=True):
         for place in places:
-            place.module._parameters[place.name] = parameter
+            place.module._parameters[place.name] = cast(nn.Parameter, parameter)

@@ -41,10 +41,9 @@ def state_entries(model: nn.Module) -> Iterator[StateEntry]:
     for prefix, module in walk(model):
         if isinstance(module, TransparentWrapper):
             continue
-        for key in module._parameters:
-            value = dict.get(module._parameters, key)
-            if value is not None:
-                yield StateEntry(join(prefix, key), module, key, value, "parameter")
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                yield StateEntry(join(prefix, key), module, key, parameter, "parameter")
         for key, value in module._buffers.items():
             if value is not None and key not in module._non_persistent_buffers_set:
                 yield StateEntry(join(prefix, key), module, key, value, "buffer")
@@ -157,9 +156,9 @@ def _load_entry(entry: StateEntry, value: Any) -> None:
 def _from_local(model: nn.Module, contexts: list[Context], state: dict[str, Any]) -> dict[str, Any]:
     """A local state dict fits only the same units, F and rank; anything else needs the full or sharded kind."""
     result = {name: value for name, value in state.items() if not (isinstance(value, dict) and "shard_index" in value)}
-    names = {id(entry.value): [] for entry in state_entries(model)}
+    names: dict[int, list[str]] = {}
     for entry in state_entries(model):
-        names[id(entry.value)].append(entry.name)
+        names.setdefault(id(entry.value), []).append(entry.name)
     for context in contexts:
         for unit, handle in context.each_handle():
             saved = state.get(f"{unit.name}/{handle.params[0].spec.fqn}")

@@ -84,7 +84,9 @@ class Pair:
                 assert sharded.grad is None or not whole(sharded.grad).any(), name
                 continue
             assert sharded.grad is not None, f"{name} has no gradient"
-            torch.testing.assert_close(whole(sharded.grad), plain.grad, msg=lambda m, n=name: f"{n}.grad: {m}", **tolerance)
+            torch.testing.assert_close(
+                whole(sharded.grad), plain.grad, msg=lambda m, n=name: f"{n}.grad: {m}", **tolerance
+            )
 
     def check_parameters(self, **tolerance: float) -> None:
         state = fsdp_core.state_dict(self.sharded)

@@ -24,7 +24,7 @@ def _tower(**options: Any) -> Pair:
     return Pair(model, units=[model.first, model.inner, model.last], **options)
 
 
-# B12 -------------------------------------------------------------------------------------------------------------------
+# B12 ----------------------------------------------------------------------------------------------------------------
 
 
 def _two_forwards(rank: Rank, options: dict[str, Any], how: str) -> None:
@@ -61,7 +61,7 @@ def test_b12_two_forwards(ranks: Pools, options: dict[str, Any], how: str) -> No
     ranks(2).run(_two_forwards, options, how)
 
 
-# B13 -------------------------------------------------------------------------------------------------------------------
+# B13 ----------------------------------------------------------------------------------------------------------------
 
 
 def _penalty(model: nn.Module, batch: Tensor) -> Tensor:
@@ -94,9 +94,9 @@ def test_b13_a_graph_of_parameter_gradients_is_refused_by_name(ranks: Pools) -> 
         assert "create_graph" in message and "full_parameters" in message and "unit: <root>" in message
 
 
-# B14, B15 --------------------------------------------------------------------------------------------------------------
+# B14, B15 -----------------------------------------------------------------------------------------------------------
 
-Named = namedtuple("Named", "a b")  # noqa: PYI024
+Named = namedtuple("Named", "a b")
 
 
 @dataclass
@@ -175,7 +175,7 @@ def test_b15_not_all_outputs_in_the_loss(ranks: Pools, options: dict[str, Any]) 
     ranks(2).run(_some_outputs, options)
 
 
-# B16 -------------------------------------------------------------------------------------------------------------------
+# B16 ----------------------------------------------------------------------------------------------------------------
 
 
 def _autograd_grad(rank: Rank, options: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ def test_b16_autograd_grad_gives_sharded_averages(ranks: Pools, options: dict[st
     ranks(2).run(_autograd_grad, options)
 
 
-# B17 -------------------------------------------------------------------------------------------------------------------
+# B17 ----------------------------------------------------------------------------------------------------------------
 
 
 class Keywords(nn.Module):
@@ -242,7 +242,7 @@ def test_b17_input_gradients_through_the_cast_are_fp32(ranks: Pools, options: di
     ranks(2).run(_input_gradients, options)
 
 
-# B18 -------------------------------------------------------------------------------------------------------------------
+# B18 ----------------------------------------------------------------------------------------------------------------
 
 
 class Checkpointed(nn.Module):
@@ -332,7 +332,7 @@ def test_b18_the_root_inside_a_checkpoint(ranks: Pools, options: dict[str, Any],
     ranks(2).run(_checkpoint_over_units, options, reentrant)
 
 
-# B19 -------------------------------------------------------------------------------------------------------------------
+# B19 ----------------------------------------------------------------------------------------------------------------
 
 
 class WithFrozen(nn.Module):
@@ -368,9 +368,9 @@ def _frozen_unit(rank: Rank, options: dict[str, Any], times: int) -> None:
         rows = [row for row in log.rows("gather", "free", "reduce") if row[1] == "frozen"]
         assert rows.count(("gather", "frozen")) == rows.count(("free", "frozen"))
         assert ("reduce", "frozen") not in rows
-        if options.get("reshard_after_forward") is not False and times == 1 and options.get("wire") == "collectives":
-            if options.get("sharding_factor") != 1:
-                assert rows == [("gather", "frozen"), ("free", "frozen")] * 2
+        frees = options.get("reshard_after_forward", True) and options.get("sharding_factor") != 1
+        if frees and times == 1 and options.get("wire") == "collectives":
+            assert rows == [("gather", "frozen"), ("free", "frozen")] * 2
         assert pair.sharded.frozen.a.weight.grad is None
     assert is_idle(pair.sharded)
 

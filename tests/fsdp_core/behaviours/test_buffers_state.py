@@ -17,8 +17,7 @@ from tests.fsdp_core.behaviours.variants import Tower, every_variant, message_of
 from tests.support.parity import Pair, batches_for, is_idle, mean_square, whole
 from tests.support.ranks import Pools, Rank
 
-
-# B39 -------------------------------------------------------------------------------------------------------------------
+# B39 ----------------------------------------------------------------------------------------------------------------
 
 
 class Normed(nn.Module):
@@ -54,7 +53,7 @@ def test_b39_batch_norm_and_buffers_in_low_precision(ranks: Pools, options: dict
     ranks(2).run(_batch_norm, options)
 
 
-# B40 -------------------------------------------------------------------------------------------------------------------
+# B40 ----------------------------------------------------------------------------------------------------------------
 
 
 class Small(nn.Module):
@@ -144,7 +143,7 @@ def test_b40_sharded_and_local_kinds(ranks: Pools, options: dict[str, Any]) -> N
     ranks(2).run(_sharded_kind, options)
 
 
-# B41 -------------------------------------------------------------------------------------------------------------------
+# B41 ----------------------------------------------------------------------------------------------------------------
 
 
 def _strictness(rank: Rank) -> None:
@@ -170,7 +169,7 @@ def test_b41_strictness_speaks_as_torch_does(ranks: Pools) -> None:
     ranks(2).run(_strictness)
 
 
-# B42 -------------------------------------------------------------------------------------------------------------------
+# B42 ----------------------------------------------------------------------------------------------------------------
 
 
 def _state_in_between(rank: Rank, options: dict[str, Any]) -> None:
@@ -198,7 +197,7 @@ def test_b42_state_dict_in_the_middle_of_a_step(ranks: Pools, options: dict[str,
     ranks(2).run(_state_in_between, options)
 
 
-# B43 -------------------------------------------------------------------------------------------------------------------
+# B43 ----------------------------------------------------------------------------------------------------------------
 
 
 def _copies(rank: Rank, options: dict[str, Any]) -> str:

@@ -17,8 +17,7 @@ from tests.fsdp_core.behaviours.variants import Tower, every_variant, message_of
 from tests.support.parity import Pair, batches_for, is_idle, mean_square, whole
 from tests.support.ranks import Pools, Rank
 
-
-# B24 -------------------------------------------------------------------------------------------------------------------
+# B24 ----------------------------------------------------------------------------------------------------------------
 
 
 class LowRank(nn.Module):
@@ -58,7 +57,7 @@ def test_b24_only_trainable_elements_are_reduced(ranks: Pools, options: dict[str
         assert counted == (0 if options.get("sharding_factor") == 1 else trainable * 4 // 2)
 
 
-# B25 -------------------------------------------------------------------------------------------------------------------
+# B25 ----------------------------------------------------------------------------------------------------------------
 
 
 def _flips(rank: Rank, options: dict[str, Any], start_frozen: bool) -> None:
@@ -86,15 +85,13 @@ def test_b25_requires_grad_may_change_midway(ranks: Pools, options: dict[str, An
     ranks(2).run(_flips, options, start_frozen)
 
 
-# B26 -------------------------------------------------------------------------------------------------------------------
+# B26 ----------------------------------------------------------------------------------------------------------------
 
 
 def _many_micro_batches(rank: Rank, options: dict[str, Any]) -> float:
     model = Tower()
     low = copy.deepcopy(model).bfloat16()
-    fsdp_core.fully_shard(
-        model, mixed_precision=MixedPrecision(torch.bfloat16, reduce_dtype=torch.float32), **options
-    )
+    fsdp_core.fully_shard(model, mixed_precision=MixedPrecision(torch.bfloat16, reduce_dtype=torch.float32), **options)
     sums: dict[str, Tensor] = {}
     for index in range(64):
         batches = batches_for(rank.world_size, 2, 4, seed=index)
@@ -109,9 +106,7 @@ def _many_micro_batches(rank: Rank, options: dict[str, Any]) -> float:
                 loss.backward()
         else:
             loss.backward()
-    return max(
-        ((whole(p.grad) - sums[name]).norm() / sums[name].norm()).item() for name, p in model.named_parameters()
-    )
+    return max(((whole(p.grad) - sums[name]).norm() / sums[name].norm()).item() for name, p in model.named_parameters())
 
 
 @every_variant
@@ -119,7 +114,7 @@ def test_b26_unsynchronised_sums_are_kept_in_the_reduce_dtype(ranks: Pools, opti
     assert max(ranks(2).run(_many_micro_batches, options)) < 2e-3
 
 
-# B27 -------------------------------------------------------------------------------------------------------------------
+# B27 ----------------------------------------------------------------------------------------------------------------
 
 
 def _cleared(rank: Rank, options: dict[str, Any], set_to_none: bool, flat: bool, partly: bool) -> None:
@@ -155,13 +150,11 @@ def _cleared(rank: Rank, options: dict[str, Any], set_to_none: bool, flat: bool,
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zero"])
 @pytest.mark.parametrize("kind", ["named", "flat", "partly"])
 @every_variant
-def test_b27_cleared_sums_do_not_come_back(
-    ranks: Pools, options: dict[str, Any], set_to_none: bool, kind: str
-) -> None:
+def test_b27_cleared_sums_do_not_come_back(ranks: Pools, options: dict[str, Any], set_to_none: bool, kind: str) -> None:
     ranks(2).run(_cleared, options, set_to_none, kind == "flat", kind == "partly")
 
 
-# B28 -------------------------------------------------------------------------------------------------------------------
+# B28 ----------------------------------------------------------------------------------------------------------------
 
 
 def _data_parallel(rank: Rank, factor: int) -> None:
@@ -179,7 +172,7 @@ def test_b28_eight_micro_batches_with_communication(ranks: Pools, world_size: in
     ranks(world_size).run(_data_parallel, factor)
 
 
-# B29 -------------------------------------------------------------------------------------------------------------------
+# B29 ----------------------------------------------------------------------------------------------------------------
 
 
 def _large_fp16(rank: Rank, factor: int) -> list[float]:
@@ -196,7 +189,7 @@ def test_b29_fp16_averages_do_not_overflow(ranks: Pools, factor: int) -> None:
         assert values == [3e4]
 
 
-# B30 -------------------------------------------------------------------------------------------------------------------
+# B30 ----------------------------------------------------------------------------------------------------------------
 
 
 def _token_weighted(rank: Rank, options: dict[str, Any]) -> None:
@@ -215,7 +208,7 @@ def test_b30_token_weighted_means(ranks: Pools, options: dict[str, Any]) -> None
     ranks(2).run(_token_weighted, options)
 
 
-# B31 -------------------------------------------------------------------------------------------------------------------
+# B31 ----------------------------------------------------------------------------------------------------------------
 
 
 class WithTiny(nn.Module):
@@ -263,7 +256,7 @@ def test_b31_an_overflow_on_one_rank_is_seen_by_all(ranks: Pools, world_size: in
         assert scales == (8.0, 4.0, 4.0)
 
 
-# B32 -------------------------------------------------------------------------------------------------------------------
+# B32 ----------------------------------------------------------------------------------------------------------------
 
 
 def _clip(rank: Rank, options: dict[str, Any], norm_type: float) -> float:

@@ -20,7 +20,7 @@ def _pair(options: dict[str, Any]) -> Pair:
     return Pair(model, units=[model.first, model.inner], **options)
 
 
-# B20 -------------------------------------------------------------------------------------------------------------------
+# B20 ----------------------------------------------------------------------------------------------------------------
 
 
 def _late_optimizer(rank: Rank, options: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def test_b20_optimizer_built_before_sharding_works(ranks: Pools, options: dict[s
     ranks(2).run(_early_optimizer, options)
 
 
-# B21 -------------------------------------------------------------------------------------------------------------------
+# B21 ----------------------------------------------------------------------------------------------------------------
 
 
 def _inference_first(rank: Rank, options: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ def test_b21_eval_between_forward_and_backward(ranks: Pools, options: dict[str, 
     ranks(2).run(_eval_in_between, options)
 
 
-# B22 -------------------------------------------------------------------------------------------------------------------
+# B22 ----------------------------------------------------------------------------------------------------------------
 
 
 def _child_first(rank: Rank, options: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_b22_sharded_bottom_up(ranks: Pools, options: dict[str, Any]) -> None:
     ranks(2).run(_bottom_up, options)
 
 
-# B23 -------------------------------------------------------------------------------------------------------------------
+# B23 ----------------------------------------------------------------------------------------------------------------
 
 
 def _values_used_are_the_latest(rank: Rank, options: dict[str, Any]) -> None:

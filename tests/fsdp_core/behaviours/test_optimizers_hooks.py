@@ -16,8 +16,7 @@ from tests.fsdp_core.behaviours.variants import Tower, every_variant, message_of
 from tests.support.parity import Pair, batches_for, is_idle, mean_square, whole
 from tests.support.ranks import Pools, Rank
 
-
-# B33 -------------------------------------------------------------------------------------------------------------------
+# B33 ----------------------------------------------------------------------------------------------------------------
 
 
 class NormalisedDescent(torch.optim.Optimizer):
@@ -59,7 +58,7 @@ def test_b33_operations_on_whole_shapes_are_refused_by_name(ranks: Pools) -> Non
         assert message.count("parameter: inner.0.weight") == 2 and "aten::mean" in message
 
 
-# B34 -------------------------------------------------------------------------------------------------------------------
+# B34 ----------------------------------------------------------------------------------------------------------------
 
 
 def _groups(parameters: Any) -> list[dict[str, Any]]:
@@ -84,7 +83,7 @@ def test_b34_decay_by_name_inside_one_unit(ranks: Pools, options: dict[str, Any]
     ranks(2).run(_decay_by_name, options, fused)
 
 
-# B35 -------------------------------------------------------------------------------------------------------------------
+# B35 ----------------------------------------------------------------------------------------------------------------
 
 
 def _user_hooks(rank: Rank, options: dict[str, Any]) -> None:
@@ -150,7 +149,7 @@ def test_b35_optimizer_inside_a_hook(ranks: Pools, options: dict[str, Any]) -> N
     ranks(2).run(_optimizer_in_backward, options)
 
 
-# B36 -------------------------------------------------------------------------------------------------------------------
+# B36 ----------------------------------------------------------------------------------------------------------------
 
 
 def _replaced(rank: Rank) -> dict[str, str]:
@@ -232,7 +231,7 @@ def test_a_step_between_forward_and_backward(ranks: Pools, options: dict[str, An
             assert "modified in place" in message and "unit: " in message
 
 
-# B37 -------------------------------------------------------------------------------------------------------------------
+# B37 ----------------------------------------------------------------------------------------------------------------
 
 
 class Padded(nn.Module):
@@ -266,7 +265,7 @@ def test_b37_sparse_and_max_norm_are_refused_at_wrap(setting: dict[str, Any]) ->
         fsdp_core.fully_shard(model)
 
 
-# B38 -------------------------------------------------------------------------------------------------------------------
+# B38 ----------------------------------------------------------------------------------------------------------------
 
 
 def _old_weight_norm(layer: nn.Linear) -> nn.Module:
@@ -297,7 +296,7 @@ def _normed(rank: Rank, options: dict[str, Any], norm: str, own_unit: bool) -> N
     for step in range(3):
         batches = batches_for(rank.world_size, 3, 4, seed=step)
         # the running vectors of spectral norm move with each forward: give both the same number of them
-        states = copy.deepcopy({n: b for n, b in plain.named_buffers()})
+        states = copy.deepcopy(dict(plain.named_buffers()))
         pair.plain_gradients(batches[:1], mean_square)
         first = {n: b.clone() for n, b in plain.named_buffers()}
         for name, buffer in plain.named_buffers():

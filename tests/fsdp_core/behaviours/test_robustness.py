@@ -19,8 +19,7 @@ from tests.fsdp_core.behaviours.variants import Tower, every_variant, message_of
 from tests.support.parity import Pair, batches_for, is_idle, mean_square
 from tests.support.ranks import Pools, Rank
 
-
-# B09 -------------------------------------------------------------------------------------------------------------------
+# B09 ----------------------------------------------------------------------------------------------------------------
 
 
 class Either(nn.Module):
@@ -54,7 +53,7 @@ def test_b09_each_rank_uses_a_unit_of_its_own(ranks: Pools, wire: str, raf: bool
         assert "left" in outcome.value and "right" in outcome.value
 
 
-# B47 -------------------------------------------------------------------------------------------------------------------
+# B47 ----------------------------------------------------------------------------------------------------------------
 
 
 class Explodes(torch.autograd.Function):
@@ -141,7 +140,7 @@ def _fails_and_leaves(rank: Rank, options: dict[str, Any], where: str) -> str:
         os._exit(1)
 
 
-# B48 -------------------------------------------------------------------------------------------------------------------
+# B48 ----------------------------------------------------------------------------------------------------------------
 
 
 def _uneven_batches(rank: Rank, options: dict[str, Any]) -> list[float]:
@@ -218,7 +217,7 @@ def test_b48_one_more_batch_meets_another_call(ranks: Pools, wire: str) -> None:
         assert "norm" in outcome.value
 
 
-# B49 -------------------------------------------------------------------------------------------------------------------
+# B49 ----------------------------------------------------------------------------------------------------------------
 
 
 class Changing(nn.Module):
@@ -268,15 +267,13 @@ def _changing_orders(rank: Rank, options: dict[str, Any], nested: bool) -> list[
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 @pytest.mark.parametrize("forward_prefetch", [False, True], ids=["", "forward_prefetch"])
 @every_variant
-def test_b49_orders_that_change(
-    ranks: Pools, options: dict[str, Any], forward_prefetch: bool, nested: bool
-) -> None:
+def test_b49_orders_that_change(ranks: Pools, options: dict[str, Any], forward_prefetch: bool, nested: bool) -> None:
     logs = ranks(2).run(_changing_orders, {**options, "forward_prefetch": forward_prefetch}, nested)
     for first, second in zip(*logs, strict=True):
         assert first_difference([first, second]) == ""
 
 
-# B50 -------------------------------------------------------------------------------------------------------------------
+# B50 ----------------------------------------------------------------------------------------------------------------
 
 
 def _limited(rank: Rank, options: dict[str, Any], limit: RateLimit) -> tuple[int, int, int]:

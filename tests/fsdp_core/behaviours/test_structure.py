@@ -40,7 +40,7 @@ def _tokens(world_size: int, vocabulary: int, seed: int) -> list[Tensor]:
     return [torch.randint(0, vocabulary, (3, 5), generator=generator) for _ in range(world_size)]
 
 
-# B01 -------------------------------------------------------------------------------------------------------------------
+# B01 ----------------------------------------------------------------------------------------------------------------
 
 
 def _tied_over_units(rank: Rank, options: dict[str, Any]) -> int:
@@ -73,7 +73,7 @@ def test_b01_tied_weights_across_two_calls_are_refused_with_both_paths(ranks: Po
         assert "head.weight" in message and "sharded as weight" in message
 
 
-# B02 -------------------------------------------------------------------------------------------------------------------
+# B02 ----------------------------------------------------------------------------------------------------------------
 
 
 def _tied_uneven(rank: Rank, options: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def test_b02_every_row_of_an_uneven_tied_vocabulary_trains(ranks: Pools, options
     ranks(2).run(_tied_uneven, options)
 
 
-# B03 -------------------------------------------------------------------------------------------------------------------
+# B03 ----------------------------------------------------------------------------------------------------------------
 
 
 class Twice(nn.Module):
@@ -124,7 +124,7 @@ def test_b03_a_module_under_two_names_is_one_unit_and_reduces_once(ranks: Pools,
     assert ranks(2).run(_one_module_twice, options) == [2, 2]
 
 
-# B04, B05 --------------------------------------------------------------------------------------------------------------
+# B04, B05 -----------------------------------------------------------------------------------------------------------
 
 
 def test_b04_a_container_without_forward_cannot_be_a_unit() -> None:
@@ -141,7 +141,9 @@ def test_b05_sharding_twice_or_the_root_first_is_refused() -> None:
     model = fsdp_core.fully_shard(Tower())
     with pytest.raises(WrapError, match="sharded already"):
         fsdp_core.fully_shard(model)
-    with pytest.raises(WrapError, match=r"part of a unit already[\s\S]*weight[\s\S]*children sharded before their parents"):
+    with pytest.raises(
+        WrapError, match=r"part of a unit already[\s\S]*weight[\s\S]*children sharded before their parents"
+    ):
         fsdp_core.fully_shard(model.first)
     other = Tower()
     fsdp_core.fully_shard(other.inner)
@@ -151,7 +153,7 @@ def test_b05_sharding_twice_or_the_root_first_is_refused() -> None:
         fsdp_core.fully_shard(tower := Tower(), units=[tower.first, (tower.first, tower.last)])
 
 
-# B06 -------------------------------------------------------------------------------------------------------------------
+# B06 ----------------------------------------------------------------------------------------------------------------
 
 
 def _names_and_shapes(rank: Rank, options: dict[str, Any]) -> list[list[tuple[str, tuple[int, ...]]]]:
@@ -178,7 +180,7 @@ def test_b06_names_and_shapes_are_the_same_everywhere_always(ranks: Pools, optio
     assert first == second
 
 
-# B07 -------------------------------------------------------------------------------------------------------------------
+# B07 ----------------------------------------------------------------------------------------------------------------
 
 
 class OddShapes(nn.Module):
@@ -213,7 +215,7 @@ def test_b07_scalars_empty_complex_and_strided_parameters(ranks: Pools, options:
     ranks(2).run(_odd_shapes, options)
 
 
-# B08 -------------------------------------------------------------------------------------------------------------------
+# B08 ----------------------------------------------------------------------------------------------------------------
 
 
 class TwoDtypes(nn.Module):
@@ -242,7 +244,7 @@ def test_b08_two_dtypes_and_a_frozen_integer_in_one_unit(ranks: Pools, options: 
     ranks(2).run(_two_dtypes, options)
 
 
-# B10 -------------------------------------------------------------------------------------------------------------------
+# B10 ----------------------------------------------------------------------------------------------------------------
 
 
 class Branches(nn.Module):
@@ -268,7 +270,7 @@ def test_b10_ranks_that_use_other_parameters_of_a_unit(ranks: Pools, options: di
     ranks(2).run(_other_parameters_per_rank, options)
 
 
-# B11 -------------------------------------------------------------------------------------------------------------------
+# B11 ----------------------------------------------------------------------------------------------------------------
 
 
 def _other_values(rank: Rank, sync: bool) -> str:

@@ -31,7 +31,8 @@ def _events(rank: Rank, options: dict[str, Any]) -> list[str]:
     assert check_schedule(log.events, max_inflight=2) == []
     names = {"<root>": "root"}
     return [
-        f"{e.kind} {names.get(e.unit, e.unit)}".strip() + (" early" if e.phase == "prefetch" else "") for e in log.events
+        f"{e.kind} {names.get(e.unit, e.unit)}".strip() + (" early" if e.phase == "prefetch" else "")
+        for e in log.events
     ]
 
 

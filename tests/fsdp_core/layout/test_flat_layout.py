@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdp_core.layout.boxes import boxes_of_run
 from fsdp_core.layout.flat_layout import ParameterShape, build_layout, contiguous_stride, dense_stride
 
 shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6)
@@ -55,7 +60,30 @@ def test_shards_are_numbered_from_zero() -> None:
     ],
     ids=["contiguous", "transposed", "channels last", "gaps", "expanded", "size one", "empty", "scalar"],
 )
-def test_dense_strides_are_kept(
-    shape: tuple[int, ...], stride: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def test_dense_strides_are_kept(shape: tuple[int, ...], stride: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert dense_stride(shape, stride) == expected
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), max_size=4),
+    order=st.randoms(use_true_random=False),
+    cut=st.tuples(st.integers(0, 300), st.integers(0, 300)),
+)
+def test_boxes_cover_a_run_once(shape: list[int], order: random.Random, cut: tuple[int, int]) -> None:
+    dims = list(range(len(shape)))
+    order.shuffle(dims)
+    stride, step = [0] * len(shape), 1
+    for dim in reversed(dims):
+        stride[dim] = step
+        step *= shape[dim]
+    start, end = min(cut[0], step), min(cut[1], step)
+    boxes = boxes_of_run(shape, stride, start, end)
+    assert len(boxes) <= max(1, 2 * len(shape) - 1)
+    covered = []
+    for box in boxes:
+        axes = [range(offset, offset + size) for offset, size in zip(box.offsets, box.sizes, strict=True)]
+        covered += [
+            sum(i * s for i, s in zip(place, stride, strict=True)) for place in itertools.product(*axes)
+        ]
+        assert box.end - box.start == math.prod(box.sizes)
+    assert sorted(covered) == list(range(start, max(end, start)))

@@ -1,0 +1,159 @@
+"""What happens to a unit's gradients once they are complete: kept here, sent on their way, or handed to the caller.
+
+Three cases, told apart by asking autograd what it will do with each parameter's accumulation node. ``backward``:
+the reduction is started and nothing is returned; gradients appear at the end. ``backward`` inside ``no_sync``: the
+unsharded sum is kept. ``torch.autograd.grad``: the reduction is waited for and the averaged shards are returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fsdp_core.comm.memory import Buffer
+from fsdp_core.errors import StateError
+from fsdp_core.handle.flat_param_handle import FlatParamHandle
+from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.numerics.reduction import Reduction
+
+if TYPE_CHECKING:
+    from fsdp_core.runtime.context import Context
+    from fsdp_core.runtime.unit import Unit
+
+Gradients = tuple[Tensor | None, ...]
+ByHandle = list[tuple[FlatParamHandle, dict[int, Tensor], list[int]]]
+_will_execute = torch._C._will_engine_execute_node
+
+
+def take_gradients(context: Context, unit: Unit, node: Any, grads: Gradients) -> Gradients:
+    """The backward of a unit's node: ``grads`` are of its outputs, the result is for its sharded inputs."""
+    if torch.is_grad_enabled():
+        raise StateError(
+            "Gradients of sharded parameters were asked for with create_graph=True.",
+            unit=unit.name,
+            remedy="take the graph of gradients with respect to inputs only, or compute the penalty inside "
+            "`with fsdp_core.full_parameters(model):`",
+        )
+    wanted = [_wants(edge[0]) for edge in node.next_functions[: len(grads)]]
+    if any(one == "captured" for one in wanted):
+        return _reduce_for_caller(context, unit, node, unit.grads_by_handle(node.positions, grads))
+    positions: Sequence[int] = node.positions
+    if not all(one == "accumulate" for one in wanted):  # backward(inputs=...) names only some
+        pairs = [(p, g) for p, g, one in zip(positions, grads, wanted, strict=True) if one == "accumulate"]
+        positions, kept = [p for p, _ in pairs], [g for _, g in pairs]
+    else:
+        kept = list(grads)
+    taking = {id(handle): (present, active) for handle, present, active in unit.grads_by_handle(positions, kept)}
+    for handle, _, _ in unit.grads_by_handle(node.positions, grads):  # every handle reduces, on every rank
+        present, active = taking.get(id(handle), ({}, []))
+        if context.sync_gradients:
+            start_reduction(context, unit, handle, present, active)
+        else:
+            _add_unsynced(context, unit, handle, present, active)
+    return (None,) * len(grads)
+
+
+def _wants(accumulate_node: Any) -> str:
+    """What this backward does with a parameter's gradient: accumulate it, hand it to the caller, or neither."""
+    try:
+        return "accumulate" if _will_execute(accumulate_node) else "no"
+    except RuntimeError:  # the node is a leaf that torch.autograd.grad captures
+        return "captured"
+
+
+def divide_factor(context: Context, unit: Unit) -> float:
+    return float(unit.groups.world_size) if context.divide_factor is None else context.divide_factor
+
+
+def start_reduction(
+    context: Context,
+    unit: Unit,
+    handle: FlatParamHandle,
+    present: dict[int, Tensor],
+    active: Iterable[int],
+    phase: str = "",
+) -> None:
+    """Fill a source (on top of what was summed without communication) and send it on its way."""
+    active = list(active)
+    if handle.unsynced is None:
+        context.reducer.make_room()
+        source = handle.acquire_gradient_source()
+        handle.fill_gradients(source, present, add=False)
+    else:
+        source, handle.unsynced = handle.unsynced, None
+        active = sorted({*active, *handle.gradient.marked})
+        _clear_forgotten(handle, source)
+        handle.fill_gradients(source, present, add=True)
+        handle.gradient.drop_markers()
+        context.reducer.make_room()
+    context.record("reduce", unit, phase=phase, stream="reduce", nbytes=source.tensor.nbytes)
+    reduction = Reduction(handle, source, active, unit.reduce_label, divide_factor(context, unit))
+    context.reducer.start(reduction, unit.groups.replicate)
+
+
+def flush_unsynced(context: Context) -> None:
+    """Sums of units that earlier micro-batches used and the synchronised one did not."""
+    for unit, handle in context.each_handle():
+        if handle.unsynced is not None:
+            start_reduction(context, unit, handle, {}, [], "flush")
+
+
+def _add_unsynced(
+    context: Context, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor], active: list[int]
+) -> None:
+    """Keep the sum of micro-batches here, unsharded, in the reduce dtype; nothing is sent."""
+    if handle.unsynced is None:
+        handle.unsynced = handle.acquire_gradient_source()
+        handle.fill_gradients(handle.unsynced, present, add=False)
+    else:
+        _clear_forgotten(handle, handle.unsynced)
+        handle.fill_gradients(handle.unsynced, present, add=True)
+    handle.gradient.mark(active)
+    context.record("accumulate", unit, stream="reduce")
+
+
+def _clear_forgotten(handle: FlatParamHandle, source: Buffer) -> None:
+    """Sums whose marker was cleared by zero_grad must not come back."""
+    for index in handle.gradient.marked:
+        if handle.gradient.cleared_since_mark(index):
+            start, end = handle.segment_range(index)
+            source.tensor[start:end].zero_()
+
+
+def _reduce_for_caller(context: Context, unit: Unit, node: Any, by_handle: ByHandle) -> Gradients:
+    """torch.autograd.grad over sharded parameters: wait, and return the averaged shards."""
+    results: dict[int, Tensor] = {}
+    for handle, present, indices in by_handle:
+        context.record(
+            "reduce", unit, stream="reduce", nbytes=handle.layout.padded_numel * handle.dtypes.reduce.itemsize
+        )
+        shard = _reduce_now(context, unit, handle, present)
+        for index in indices:
+            parameter = handle.params[index]
+            span = parameter.spec.span
+            part: Tensor = ShardedTensor(shard[span.shard_start : span.shard_end], parameter.spec)
+            for hook in list((parameter.__dict__.get("grad_hooks") or {}).values()):
+                changed = hook(part)
+                part = part if changed is None else changed
+            results[unit.position_of(parameter)] = part
+    return tuple(results.get(position) for position in node.positions)
+
+
+def _reduce_now(context: Context, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor]) -> Tensor:
+    """One averaged shard, on the shards' device and in their dtype."""
+    source = handle.acquire_gradient_source()
+    handle.fill_gradients(source, present, add=False)
+    factor = divide_factor(context, unit)
+    divides_before = handle.dtypes.reduce == torch.float16
+    if divides_before:
+        source.tensor.div_(factor)
+    shard = torch.empty(handle.layout.shard_numel, dtype=handle.dtypes.reduce, device=source.tensor.device)
+    handle.wire.reduce_scatter(shard, source.tensor, unit.reduce_label).wait()
+    unit.groups.replicate.all_reduce(shard, unit.reduce_label).wait()
+    if not divides_before:
+        shard.div_(factor)
+    handle.release_gradient_source(source)
+    return shard.to(device=handle.sharded.device, dtype=handle.dtypes.param)
