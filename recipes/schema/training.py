@@ -24,7 +24,7 @@ class AdamWConfig(OptimizerConfig):
     """Decoupled weight decay Adam."""
 
     kind: str = described("adamw", "adamw")
-    betas: list[float] = described([0.9, 0.95], "decay of the two moments")
+    betas: list[float] = described([0.9, 0.95], "decay of the two moments", at_least=0, below=1)
     eps: float = described(1e-8, "added to the denominator", above=0)
 
 
@@ -142,7 +142,7 @@ class RunConfig:
 
     name: str | None = described(None, "short name in the folder's name and the loggers; null: the model preset's")
     dir: str | None = described(None, "run folder; null: a new one under runs/; a path: this run, new or continued")
-    seed: int = described(0, "seed of initialisation, dropout and data order", at_least=0)
+    seed: int = described(0, "seed of initialisation, dropout and data order", at_least=0, below=2**63)
     deterministic: bool = described(
         False, "only deterministic kernels (may be slower; an operation without one is an error)"
     )

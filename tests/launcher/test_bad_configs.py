@@ -170,6 +170,12 @@ PLUGINS = {
     "plugin without dataclass": (["plugins=[{tmp}/no_dataclass.py]"], ["no dataclass under ModelConfig"]),
     "plugin with a strange field": (["plugins=[{tmp}/strange.py]"], ["YAML cannot give", "use int, float"]),
 }
+TYPES["beta of 1"] = (["optimizer.betas=[0.9,1]"], ["a list, each a number, at least 0, below 1"])
+TYPES["empty stage"] = (
+    ["model=regnet_tiny", "data=synthetic_images", "model.depths=[1,0,1,1]"],
+    ["model.depths", "at least 1"],
+)
+TYPES["seed too long"] = (["run.seed=1e30"], ["run.seed", "below 9.22337e+18"])
 UNKNOWN["keys below a list"] = (["optimizer.betas={a:1}"], ["optimizer.betas", "does not fit what is there"])
 UNKNOWN["null for a group"] = (["train=null"], ["a group needs a preset, not null"])
 UNKNOWN["group in another place"] = (["model@other=gpt_tiny"], ["@ puts a group into another place"])
