@@ -122,3 +122,10 @@ def test_host_overhead_smoke(tmp_path: Path) -> None:
     text = _run("host_overhead.py", tmp_path)
     assert "| ours / fsdp1, forward+backward |" in text
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.full
+def test_wires_smoke(tmp_path: Path) -> None:
+    text = _run("wires.py", tmp_path)
+    assert "| shared_memory view | all_gather |" in text
+    assert len(list(tmp_path.iterdir())) == 2
