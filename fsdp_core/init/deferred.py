@@ -101,12 +101,22 @@ def materialize(module: M, device: Device = None, *, only: nn.Module | Iterable[
     deferred = {id(t): t for t in wanted}
     real = {id(t): _dressed(deferred[id(t)], value) for t, value in stream_unit(wanted, device, names=names)}
     if device is not None and only is None:
-        for tensor in _registered(module):
-            if not isinstance(tensor, DeferredTensor) and tensor.device != torch.device(device):
-                tensor.data = tensor.data.to(device)
+        _move_real(module, torch.device(device), names)
     for part in module.modules():
         _replace_in(part, real)
     return module
+
+
+def _move_real(module: nn.Module, device: torch.device, names: dict[int, str]) -> None:
+    for tensor in _registered(module):
+        if tensor.is_meta:
+            raise InitError(
+                "A tensor on the meta device has no values and no recording of them",
+                parameter=names[id(tensor)],
+                remedy="build the module inside deferred_init, or call to_empty() and initialise it there",
+            )
+        if not isinstance(tensor, DeferredTensor) and tensor.device != device:
+            tensor.data = tensor.data.to(device)
 
 
 def materialize_rest(module: nn.Module, parameters: Iterable[Tensor], device: Device = None) -> None:

@@ -132,7 +132,7 @@ class Adafactor(ShardedOptimizer):
         step = state["step"].item()
         weight = step ** group["beta2_decay"]
         eps1 = torch.finfo(data.dtype).eps if group["eps"][0] is None else group["eps"][0]
-        relative = min(group["lr"], step**-0.5)
+        relative = min(float(group["lr"]), step**-0.5)
         alphas, updates = [], []
         squares = moments.of_params.tolist()
         for piece, square, sums in zip(holding.pieces, squares, moments.of_grads, strict=True):
@@ -157,7 +157,7 @@ class Adafactor(ShardedOptimizer):
     ) -> None:
         data = holding.data
         if group["weight_decay"]:
-            data.mul_(1 - group["lr"] * group["weight_decay"])
+            data.mul_(1 - float(group["lr"]) * group["weight_decay"])
         for piece, alpha, update, square in zip(holding.pieces, alphas, updates, squares.tolist(), strict=True):
             if update.numel():
                 denominator = max(1.0, (square / piece.numel) ** 0.5 / group["d"])

@@ -37,6 +37,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for param in group["params"]:
                 self._holding(param)  # refuses what it cannot do now, not in the first step
 
+    def __setstate__(self, state: dict[str, Any]) -> None:  # after a copy: holdings follow the copied parameters
+        super().__setstate__(state)
+        self._holdings = {}
+
     def _holding(self, param: Tensor) -> Holding:
         holding = self._holdings.get(param)
         if holding is None:

@@ -92,4 +92,4 @@ class LAMB(ShardedOptimizer):
             return
         scaled = [piece.of(update) for piece, _ in filled]
         torch._foreach_mul_(scaled, [ratio.to(update.dtype) for _, ratio in filled])
-        torch._foreach_add_([piece.of(data) for piece, _ in filled], scaled, alpha=-group["lr"])
+        torch._foreach_add_([piece.of(data) for piece, _ in filled], scaled, alpha=-float(group["lr"]))

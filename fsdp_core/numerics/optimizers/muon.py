@@ -19,7 +19,15 @@ from torch import Tensor
 from fsdp_core.errors import NumericsError
 from fsdp_core.numerics.optimizers.base import BUCKET_BYTES, ShardedOptimizer
 from fsdp_core.numerics.optimizers.geometry import Holding, Piece, in_buckets
-from fsdp_core.numerics.optimizers.owners import Owned, assign_owners, by_home, gather, scatter, write_window
+from fsdp_core.numerics.optimizers.owners import (
+    Owned,
+    assign_owners,
+    by_home,
+    gather,
+    local_part,
+    scatter,
+    write_window,
+)
 
 AdjustLr = Literal["original", "match_rms_adamw"]
 
@@ -88,7 +96,7 @@ class Muon(ShardedOptimizer):
                 owned = [work[id(piece)] for holding in members for piece in holding.pieces]
                 done = [(one.piece, _orthogonalised(one, full, group)) for one in owned if one.is_mine]
                 shard = scatter(home, done, torch.bfloat16)
-                results += [(h, shard[h.shard_offset : h.shard_offset + h.data.numel()]) for h in members]
+                results += [(h, local_part(h, shard)) for h in members]
             for holding in bucket:
                 if holding.home is None:
                     one = work[id(holding.pieces[0])]
@@ -135,11 +143,12 @@ def orthogonalise(update: Tensor, coefficients: tuple[float, float, float], num_
 def _apply(group: dict[str, Any], holding: Holding, result: Tensor) -> None:
     """result: the orthogonal matrices' elements that this rank holds, 1-D like the local data."""
     data = holding.data
-    data.mul_(1 - group["lr"] * group["weight_decay"])
+    lr = float(group["lr"])
+    data.mul_(1 - lr * group["weight_decay"])
     for piece in holding.pieces:
         rows, columns = piece.shape
         if group["adjust_lr_fn"] == "match_rms_adamw":
             ratio = 0.2 * math.sqrt(max(rows, columns))
         else:
             ratio = math.sqrt(max(1.0, rows / columns)) if columns else 1.0
-        piece.of(data).add_(piece.of(result), alpha=-group["lr"] * ratio)
+        piece.of(data).add_(piece.of(result), alpha=-lr * ratio)

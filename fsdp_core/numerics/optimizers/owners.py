@@ -86,6 +86,12 @@ def scatter(home: Home, results: Sequence[tuple[Piece, Tensor]], dtype: torch.dt
     return shard
 
 
+def local_part(holding: Holding, shard: Tensor) -> Tensor:
+    """A holding's part of a shard, 1-D, where the holding's own data lies (the CPU, if shards are offloaded)."""
+    data = holding.data
+    return shard[holding.shard_offset : holding.shard_offset + data.numel()].to(data.device)
+
+
 def share(wire: Wire, value: Any, owner: int) -> Any:
     """An object of the owner's, on every rank of the group. Every rank calls; only the owner's ``value`` counts."""
     payload = io.BytesIO()

@@ -19,10 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fsdp_core.errors import StateError
 from fsdp_core.numerics.optimizers.base import ShardedOptimizer
 from fsdp_core.numerics.optimizers.exactness import refuse_mixing
 from fsdp_core.numerics.optimizers.geometry import Holding, Piece
-from fsdp_core.numerics.optimizers.owners import Owned, assign_owners, by_home, gather, scatter, share, write_window
+from fsdp_core.numerics.optimizers.owners import (
+    Owned,
+    assign_owners,
+    by_home,
+    gather,
+    local_part,
+    scatter,
+    share,
+    write_window,
+)
 
 Factory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -102,6 +112,12 @@ class WholeParameterOptimizer(ShardedOptimizer):
             group.update(saved)
         self.load_owned_state(state_dict["state"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise StateError(
+            "A WholeParameterOptimizer is tied to its ranks and cannot be copied or pickled",
+            remedy="save state_dict(), or fsdp_core.optim_state_dict(model, optimizer)",
+        )
+
     def _everything(self) -> Iterator[Owned]:
         for owned in self._owned:
             yield from owned
@@ -154,7 +170,7 @@ class WholeParameterOptimizer(ShardedOptimizer):
             mine = [one for one in owned if one.is_mine and id(one.piece) in keys]
             done: list[tuple[Piece, Tensor]] = [(one.piece, self._stand_ins[id(one.piece)].data) for one in mine]
             shard = scatter(home, done, members[0].param.dtype)
-            shards += [(h, shard[h.shard_offset : h.shard_offset + h.data.numel()]) for h in members]
+            shards += [(h, local_part(h, shard)) for h in members]
         write_window(holding.home.wire for holding in active if holding.home is not None)
         for holding, shard in shards:
             holding.data.copy_(shard)

@@ -236,6 +236,13 @@ def test_lazy_modules_are_refused() -> None:
         deferred_init(nn.LazyLinear, 3)
 
 
+def test_a_module_from_the_meta_device_has_nothing_to_materialise() -> None:
+    with torch.device("meta"):
+        module = linear()
+    with pytest.raises(InitError, match=r"(?s)no recording.*parameter: weight.*to_empty"):
+        materialize(module, "cpu")
+
+
 def test_pickling_is_refused() -> None:
     module = deferred_init(linear)
     with pytest.raises(InitError, match=r"(?s)pickling.*Linear\.weight"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 from collections.abc import Callable
@@ -201,6 +202,21 @@ def own_state_dict(rank: Rank) -> None:
 
 def test_the_wrapped_optimizers_own_state_dict(ranks: Pools) -> None:
     ranks(2).run(own_state_dict)
+
+
+def test_copies() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = LAMB([weight], lr=0.1)
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    twin = copy.deepcopy(optimizer)
+    (other,) = twin.param_groups[0]["params"]
+    other.grad = torch.ones(2, 2)
+    twin.step()
+    optimizer.step()
+    assert torch.equal(other, weight)
+    with pytest.raises(StateError, match="tied to its ranks"):
+        copy.deepcopy(WholeParameterOptimizer([weight], Momentum))
 
 
 @pytest.mark.parametrize("make", [LAMB, Adafactor, functools.partial(Muon, lr=0.1)], ids=["lamb", "adafactor", "muon"])
