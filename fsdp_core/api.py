@@ -149,8 +149,15 @@ class FullyShardedDataParallel(ShardedWrapper):
         with no_sync(self):
             yield
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        return state_dict(self)
+    def state_dict(  # type: ignore[override]
+        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """The full kind. A plain module around this one hands over its own ``destination``, and the prefix here."""
+        state = {prefix + name: value for name, value in state_dict(self).items()}
+        if destination is None:
+            return state
+        destination.update(state)
+        return destination
 
     def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
         return load_state_dict(self, state, strict)
@@ -303,8 +310,8 @@ def flat_parameters(model: nn.Module) -> list[FlatParameter]:
     """One plain 1-D parameter per flat parameter that trains: the fast face for optimizers.
 
     Each one's ``data`` is this rank's shard itself and its ``grad`` the reduced gradient; ``segments`` says which
-    elements are which original parameter. From the first call on, gradients appear here and no longer in
-    ``model.parameters()``. Frozen flat parameters are left out.
+    elements are which original parameter. ``grad`` of ``model.parameters()`` stays in step: a view of the flat
+    gradient, made when looked at. Frozen flat parameters are left out.
     """
     found = []
     for context in contexts_in(model):

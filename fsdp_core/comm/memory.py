@@ -108,10 +108,6 @@ class BufferPool:
             self._streams.keep_for_current(free.pop(0).memory)
         return None
 
-    def drop_free(self) -> None:
-        """Return all idle memory to the allocator."""
-        self._free.clear()
-
     def _count(self, role: BufferRole, change: int, nbytes: int) -> None:
         self.num_live[role] = live = self.num_live.get(role, 0) + change
         self.live_bytes += nbytes

@@ -64,7 +64,7 @@ class PredicatePolicy(UnitPolicy):
 class SizePolicy(UnitPolicy):
     """Bottom up: a module becomes a unit once its not yet assigned parameters reach ``min_numel`` elements.
 
-    ``is_container``: modules that cannot be units (no forward of their own); their children are looked at instead.
+    Containers without a forward cannot be units; what they hold is left to the module above.
     """
 
     min_numel: int

@@ -351,7 +351,7 @@ class Context:
     # -- outside of passes -------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Before anybody reads or writes parameters from outside: forget failures, shard what no backward needs."""
+        """Before anybody reads or writes parameters from outside; every rank calls."""
         self._quiesce()
 
     def each_handle(self) -> Iterable[tuple[Unit, FlatParamHandle]]:

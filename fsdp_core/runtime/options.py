@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +47,8 @@ class ShardingOptions:
         for name in ("reshard_after_forward", "backward_prefetch", "forward_prefetch", "cpu_offload"):
             if not isinstance(getattr(self, name), bool):
                 raise WrapError(f"`{name}` must be True or False.", got=getattr(self, name))
+        if self.mixed_precision is not None and not isinstance(self.mixed_precision, MixedPrecision):
+            raise WrapError("`mixed_precision` must be an fsdp_core.MixedPrecision.", got=self.mixed_precision)
         if not isinstance(self.rate_limit, RateLimit):
             raise WrapError("`rate_limit` must be a RateLimit.", got=self.rate_limit)
 
@@ -60,7 +61,3 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def as_modules(modules: Iterable[nn.Module] | None) -> tuple[nn.Module, ...]:
-    return tuple(modules or ())

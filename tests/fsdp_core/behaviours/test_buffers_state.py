@@ -262,3 +262,19 @@ def test_local_kind_of_another_layout_is_refused() -> None:
     other = fsdp_core.fully_shard(tower := Tower(), units=[tower.inner])
     with pytest.raises(StateError, match="another layout"):
         fsdp_core.load_state_dict(other, state)
+
+
+def test_a_plain_model_around_a_wrapper_saves_all_of_it() -> None:
+    plain = Tower()
+    model = copy.deepcopy(plain)
+    model.inner = fsdp_core.FullyShardedDataParallel(model.inner)
+    state = model.state_dict()
+    assert list(state) == list(plain.state_dict())
+    assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
+
+
+def test_torchs_mixed_precision_is_refused_at_once() -> None:
+    from torch.distributed.fsdp import MixedPrecision as TorchMixedPrecision
+
+    with pytest.raises(fsdp_core.errors.WrapError, match=r"fsdp_core\.MixedPrecision"):
+        fsdp_core.fully_shard(Tower(), mixed_precision=TorchMixedPrecision(torch.bfloat16))  # type: ignore[arg-type]
