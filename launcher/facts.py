@@ -8,7 +8,7 @@ from launcher.schema import Config
 from recipes.schema.derived import micro_batch, num_micro_batches, replicate_groups, shard_groups, sharding_factor
 from recipes.sizes import ModelSize, UnknownSize, expected_facts, model_size
 
-STATE_COPIES = {"adamw": 2, "sgd": 1}  # float32 tensors beside parameter and gradient
+STATE_COPIES = {"adamw": 2, "sgd": 1, "lamb": 2}  # float32 tensors beside parameter and gradient
 MAX_ROWS = 8  # of a rank table
 
 

@@ -110,6 +110,8 @@ OPTIMIZERS: Registry = Registry(
     [
         Entry("adamw", training_schema.AdamWConfig, "", "recipes.optimizers.adamw"),
         Entry("sgd", training_schema.SGDConfig, "", "recipes.optimizers.sgd"),
+        Entry("lamb", training_schema.LAMBConfig, "", "recipes.optimizers.lamb"),
+        Entry("adafactor", training_schema.AdafactorConfig, "", "recipes.optimizers.adafactor"),
     ],
 )
 
@@ -118,7 +120,8 @@ def register_model(name: str, config: type, task: str) -> Callable[[C], C]:
     """Class decorator for plugins: a class whose static functions are the model group's functions.
 
     ``build(config, info) -> nn.Module`` is needed; ``unit_classes() -> tuple[type, ...]``,
-    ``forward_flops(config, info) -> float`` (per sample) are optional.
+    ``forward_flops(config, info) -> float`` (per sample), ``unit_forward_flops(config, info) -> float``,
+    ``ignored_modules(model) -> list`` and ``extra_optimizers(model, config) -> list`` are optional.
     """
     if task not in TASKS:
         raise ValueError(f"model '{name}': task must be one of {', '.join(TASKS)}, got {task!r}")
@@ -133,7 +136,13 @@ def register_data(name: str, config: type, task: str) -> Callable[[C], C]:
 
 
 def register_optimizer(name: str, config: type) -> Callable[[C], C]:
-    """Class decorator for plugins: ``build(config, groups) -> torch.optim.Optimizer`` is needed."""
+    """Class decorator for plugins: ``build(config, groups) -> torch.optim.Optimizer`` is needed.
+
+    The optimizer steps on flat shards, where only element-wise updates are exact. One that this project does not
+    know must say that it is (class attribute ``is_elementwise = True``), else it is refused by name. Optional:
+    ``weight_decay_kind() -> "decoupled" | "l2"`` for decay by name, or ``decays_by_group() -> True`` to get
+    parameter groups that carry their own ``weight_decay``.
+    """
     return _register(OPTIMIZERS, name, config, "")
 
 

@@ -4,6 +4,8 @@ A flat shard holds elements of many parameters, and where one ends depends on F 
 and undecayed elements put into separate optimizer parameters, the groups would differ from rank to rank. So the
 optimizer gets whole flat shards with no decay of its own, and decay is one multi-tensor operation over the spans
 of the parameters that decay, just before the update: exact, for every element-wise optimizer, at any F.
+Optimizers that are not element-wise (LAMB, Adafactor) measure whole parameters over the sharding group; they get
+groups cut at parameters, and decay by themselves.
 """
 
 from __future__ import annotations
@@ -16,19 +18,33 @@ from torch import Tensor, nn
 
 import fsdp_core
 from fsdp_core.handle.shard_gradient import FlatParameter
+from fsdp_core.optimizers import GroupRule, check_optimizer, parameter_groups
 from recipes.registry import OPTIMIZERS
 from recipes.schema.training import OptimizerConfig
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of ``config.kind`` over ``fsdp_core.flat_parameters(model)``, with exact decay by name."""
+    """The optimizer of ``config.kind`` over ``fsdp_core.flat_parameters(model)``, with exact decay by name.
+
+    Raises fsdp_core's NumericsError, by name, for an optimizer that would not be exact on shards.
+    """
     entry = OPTIMIZERS[config.kind]
     flats = fsdp_core.flat_parameters(model)
-    optimizer: torch.optim.Optimizer = entry.load("build")(config, [{"params": flats, "weight_decay": 0.0}])
+    if entry.offers("decays_by_group"):  # decay is part of what the update measures (LAMB's trust ratio)
+        groups = parameter_groups(flats, [undecayed(config.no_decay)], {"weight_decay": config.weight_decay})
+        optimizer: torch.optim.Optimizer = entry.load("build")(config, groups)
+        check_optimizer(optimizer)
+        return optimizer
+    optimizer = entry.load("build")(config, [{"params": flats, "weight_decay": 0.0}])
+    check_optimizer(optimizer)
     if config.weight_decay > 0:
         kind = entry.load("weight_decay_kind")() if entry.offers("weight_decay_kind") else "decoupled"
         attach_decay(optimizer, decayed_spans(flats, config.no_decay), config.weight_decay, kind)
     return optimizer
+
+
+def undecayed(no_decay: Sequence[str]) -> GroupRule:
+    return GroupRule(lambda fqn, shape: not is_decayed(fqn, no_decay), {"weight_decay": 0.0})
 
 
 def is_decayed(fqn: str, no_decay: Iterable[str]) -> bool:

@@ -38,6 +38,23 @@ class SGDConfig(OptimizerConfig):
 
 
 @dataclass
+class LAMBConfig(OptimizerConfig):
+    """Layer-wise adaptive moments for large batches (arXiv 1904.00962), exact on shards."""
+
+    kind: str = described("lamb", "lamb")
+    betas: list[float] = described([0.9, 0.999], "decay of the two moments", at_least=0, below=1)
+    eps: float = described(1e-6, "added to the denominator", above=0)
+
+
+@dataclass
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor with factored second moments (arXiv 1804.04235), exact on shards."""
+
+    kind: str = described("adafactor", "adafactor")
+    beta2_decay: float = described(-0.8, "exponent of the second moment's decay over steps", at_most=0)
+
+
+@dataclass
 class SchedulerConfig:
     """Learning rate over steps: linear warm-up, then a shape down to ``min_lr_ratio`` of the peak at the last step."""
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+import fsdp_core
+from fsdp_core.errors import NumericsError
 from fsdp_core.handle.shard_gradient import FlatParameter, FlatSegment
 from fsdp_core.layout.flat_layout import ParameterShape, build_layout, contiguous_stride
 from recipes.optimizers import groups
-from recipes.schema.training import AdamWConfig, OptimizerConfig, SGDConfig
+from recipes.registry import OPTIMIZERS, Entry
+from recipes.schema.training import AdafactorConfig, AdamWConfig, LAMBConfig, OptimizerConfig, SGDConfig
 
 NAMES = ("a.weight", "a.bias", "ln_1.weight", "b.weight", "c.weight", "c.bias")
 SHAPES = ((3, 5), (5,), (7,), (4,), (2, 3), (3,))
@@ -123,3 +126,34 @@ def test_a_plugin_that_asks_for_an_unknown_kind_of_decay_is_told():
     optimizer = torch.optim.SGD([flat], lr=0.1)
     with pytest.raises(ValueError, match="must give 'decoupled' or 'l2', got 'both'"):
         groups.attach_decay(optimizer, groups.decayed_spans([flat], []), 0.1, "both")
+
+
+def sharded_model() -> nn.Module:
+    torch.manual_seed(0)
+    return fsdp_core.fully_shard(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)))
+
+
+@pytest.mark.parametrize("config", [LAMBConfig(lr=0.01, weight_decay=0.1), AdafactorConfig(lr=0.01, weight_decay=0.1)])
+def test_whole_parameter_optimizers_leave_undecayed_parameters_alone(config: OptimizerConfig) -> None:
+    """With gradients of zero only weight decay moves parameters: exactly those that decay."""
+    model = sharded_model()
+    before = {name: tensor.clone() for name, tensor in fsdp_core.state_dict(model).items()}
+    optimizer = groups.build_optimizer(config, model)
+    (model(torch.ones(2, 6)).sum() * 0.0).backward()
+    optimizer.step()
+    moved = {name for name, tensor in fsdp_core.state_dict(model).items() if not torch.equal(tensor, before[name])}
+    assert moved == {"0.weight", "1.weight", "2.weight"}  # "1" is a norm, but not by name
+
+
+def test_an_optimizer_that_is_not_known_to_be_exact_on_shards_is_refused_by_name() -> None:
+    class Norms(torch.optim.SGD):
+        pass
+
+    OPTIMIZERS.add(Entry("norms", SGDConfig, "", None, {"build": lambda config, made: Norms(made, lr=config.lr)}))
+    try:
+        with pytest.raises(NumericsError, match="Norms"):
+            groups.build_optimizer(SGDConfig(kind="norms", lr=0.1), sharded_model())
+        Norms.is_elementwise = True  # type: ignore[attr-defined]
+        groups.build_optimizer(SGDConfig(kind="norms", lr=0.1), sharded_model())
+    finally:
+        OPTIMIZERS.discard("norms")
