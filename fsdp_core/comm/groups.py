@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_core.comm.local import LocalWire
-from fsdp_core.comm.select import choose_wire
+from fsdp_core.comm.select import choose_wire, timeout_of
 from fsdp_core.comm.wire import Wire
 from fsdp_core.errors import WrapError
 from fsdp_core.layout.mesh import RankTable, build_rank_table
@@ -72,7 +72,7 @@ def build_groups(
     rank = dist.get_rank()
     if len(ranks) == 1:
         return _single_rank(table, rank, device)
-    subgroups = _subgroups(parent, table, rank)
+    subgroups = _subgroups(parent, table, rank, device)
     return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes)
 
 
@@ -108,7 +108,7 @@ def _from_mesh(
     rank = dist.get_rank()
     if table.world_size == 1:
         return _single_rank(table, rank, device)
-    subgroups = _subgroups(("mesh", tuple(sum(table.rows, ()))), table, rank)
+    subgroups = _subgroups(("mesh", tuple(sum(table.rows, ()))), table, rank, device)
     return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes)
 
 
@@ -117,7 +117,7 @@ def _single_rank(table: RankTable, rank: int, device: torch.device) -> Groups:
     return Groups(table, rank, local, local, local, ())
 
 
-def _subgroups(parent: Any, table: RankTable, rank: int) -> dict[tuple[int, ...], Any]:
+def _subgroups(parent: Any, table: RankTable, rank: int, device: torch.device) -> dict[tuple[int, ...], Any]:
     """torch groups of this rank's row, column and of all ranks of the table.
 
     Only members call ``new_group`` (``use_local_synchronization``): the ranks outside need not know.
@@ -127,11 +127,14 @@ def _subgroups(parent: Any, table: RankTable, rank: int) -> dict[tuple[int, ...]
         return cached
     everyone = tuple(sum(table.rows, ()))
     found: dict[tuple[int, ...], Any] = {}
+    whole = parent if isinstance(parent, dist.ProcessGroup) else dist.group.WORLD
+    assert whole is not None
+    timeout = timeout_of(whole, device)
     if isinstance(parent, dist.ProcessGroup):
         found[everyone] = parent
     for ranks in (everyone, table.shard_group(rank), table.replicate_group(rank)):
         if len(ranks) > 1 and ranks not in found:
-            found[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+            found[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, timeout=timeout)
     _torch_groups[(parent, table.rows)] = found
     return found
 

@@ -18,8 +18,6 @@ from fsdp_core.comm.wire import Wire
 from fsdp_core.errors import WireError
 from fsdp_core.policy import WireChoice
 
-DEFAULT_TIMEOUT = timedelta(minutes=10)
-
 
 @dataclass(frozen=True)
 class WireSelection:
@@ -37,7 +35,7 @@ def choose_wire(
     ranks: Sequence[int],
     device: torch.device,
     ranks_per_host: int | None = None,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | None = None,
     expected_bytes: int = 0,
 ) -> WireSelection:
     """Build the wire of one group; collective over the group.
@@ -49,7 +47,7 @@ def choose_wire(
         group: the torch group of exactly these ranks; ``None`` for a group of one (the local wire).
         ranks: global ranks in group order.
         ranks_per_host: hosts hold this many consecutive global ranks; only for counting bytes.
-        timeout: how long a collective waits for a peer before it raises ``WireError``.
+        timeout: how long a collective waits for a peer before it raises ``WireError``; ``None``: as the group does.
         expected_bytes: what this rank will ask of ``empty`` in all; shared memory is refused if it is not there.
 
     Raises:
@@ -58,6 +56,7 @@ def choose_wire(
     if group is None or len(ranks) == 1:
         return WireSelection(LocalWire(device), choice)
     backend = backend_of(group, device)
+    timeout = timeout_of(group, device) if timeout is None else timeout
     if device.type != "cpu" or backend != "gloo":
         if choice in ("gloo_p2p", "shared_memory"):
             raise WireError(
@@ -87,3 +86,9 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
     config = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl", or one name for all devices
     by_device = dict(entry.split(":", 1) for entry in config.split(",") if ":" in entry)
     return by_device.get(device.type, config)
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """How long the group's backend for ``device`` waits (what ``init_process_group`` was given, usually)."""
+    options = getattr(group._get_backend(device), "options", None)  # some backends (the fake one) have none
+    return getattr(options, "_timeout", dist.default_pg_timeout)

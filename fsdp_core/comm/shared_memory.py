@@ -148,14 +148,15 @@ class SharedMemoryWire(Wire):
         problem = next((record["problem"] for record in outcomes if record["problem"]), "")
         if problem:
             raise WireError("this group cannot use shared memory", got=problem, remedy="use wire='gloo_p2p'")
-        self._pages = PageMap() if all(record["views"] for record in outcomes) else None
+        self._pages = PageMap.of_process() if all(record["views"] for record in outcomes) else None
+        self._board_file.close()  # mapped everywhere by now
 
     def _open(self, records: list[dict[str, Any]], files: list[SharedFile], ranks: tuple[int, ...]) -> None:
         first = records[0]
         if self.group_rank == 0:
-            board, shards = files[1:3]
+            self._board_file, shards = files[1:3]
         else:
-            board, shards = (SharedFile.of_process(first["pid"], fd) for fd in first["fds"][1:3])
+            self._board_file, shards = (SharedFile.of_process(first["pid"], fd) for fd in first["fds"][1:3])
         self._home = Home(files[0])
         self._peer_homes = {
             peer: PeerHome(SharedFile.of_process(record["pid"], record["fds"][0]))
@@ -163,7 +164,7 @@ class SharedMemoryWire(Wire):
             if peer != self.group_rank
         }
         self._shards = ShardFile(shards, self.group_size, self.group_rank)
-        memory = board.map(0, self.group_size * SECTION_BYTES)
+        memory = self._board_file.map(0, self.group_size * SECTION_BYTES)
         self._board = Board(memory, ranks, self.group_rank, [record["pid"] for record in records], self._timeout_s)
 
     @property

@@ -108,34 +108,20 @@ class Fence:
         self._lock.acquire()
 
 
-class _Peer:
-    """Whether another process still lives (also true of one that is dead but not yet reaped: a pidfd tells)."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._fd = -1
-        try:
-            self._fd = os.pidfd_open(pid)
-        except (AttributeError, OSError):
-            pass  # gone already, or a kernel without pidfds: is_dead asks by signal 0
-
-    def is_dead(self) -> bool:
-        if self._fd >= 0:
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            return bool(poll.poll(0))
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return False
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+def is_dead(pid: int) -> bool:
+    """Whether a process has ended; also true of one that is not reaped yet, which signal 0 would call alive."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):
+        return False  # a kernel without pidfds: the time limit will tell
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(fd)
 
 
 class Board:
@@ -157,7 +143,7 @@ class Board:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("Q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._peers = [_Peer(pid) for pid in pids]
+        self._pids = tuple(pids)
         self._others = [peer for peer in range(len(self.ranks)) if peer != group_rank]
         self._timeout_s = timeout_s
         self._futex, self.fence = _Futex(), Fence()
@@ -269,8 +255,6 @@ class Board:
         self._is_closed = True
         if self._failure is None:
             self._leave(RankState.CLOSED, "")
-        for peer in self._peers:
-            peer.close()
 
     def _leave(self, state: RankState, reason: str) -> None:
         at = self.group_rank * SECTION_BYTES + _REASON_AT
@@ -286,7 +270,7 @@ class Board:
             state = self._words[self._word_at(peer, Word.STATE)]
             if state in (RankState.FAILED, RankState.MISMATCHED):
                 raise self.fail(self._repeat(peer, RankState(state)))
-            if state == RankState.RUNNING and self._peers[peer].is_dead():
+            if state == RankState.RUNNING and is_dead(self._pids[peer]):
                 raise self.fail(self._missing(peer, at_least, "its process has died"))
         if self._words[self._word_at(waiting_for, Word.STATE)] == RankState.CLOSED:
             raise self.fail(self._missing(waiting_for, at_least, "it has closed its wire"))

@@ -18,6 +18,7 @@ import bisect
 import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import weakref
@@ -366,6 +367,11 @@ class PageMap:
         self._fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._fd)
 
+    @staticmethod
+    def of_process() -> PageMap:
+        """One for all wires of a process (a forked child gets its own: the file shows whoever opened it)."""
+        return _page_map_of(os.getpid())
+
     def num_private(self, address: int, nbytes: int) -> int:
         """0.03 us per page."""
         num_pages = -(-nbytes // PAGE)
@@ -373,6 +379,11 @@ class PageMap:
         if len(entries) != num_pages * 8:
             raise WireError("short read from /proc/self/pagemap")
         return entries[7::8].translate(self._IS_PRIVATE).count(1)
+
+
+@functools.cache
+def _page_map_of(pid: int) -> PageMap:
+    return PageMap()
 
 
 def can_see_private_pages() -> bool:

@@ -269,3 +269,31 @@ def test_a_cpu_wire_on_another_device_is_refused(ranks: Pools) -> None:
     for text in ranks(2).run(_cpu_wire_on_cuda):
         assert "device cuda" in text
         assert "wire='auto'" in text
+
+
+def _open_files(rank: Rank) -> tuple[int, int, int]:
+    """Before, with ten wires, after they are closed."""
+
+    def count() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    members = tuple(range(rank.world_size))
+    with wire_on(rank, "shared_memory", own_group=True):
+        before = count()
+        wires = []
+        for number in range(10):
+            rendezvous = StoreRendezvous(rank.store, members, rank.rank, f"test_files_{number}", timedelta(seconds=20))
+            wires.append(SharedMemoryWire(rendezvous, timeout=timedelta(seconds=20)))
+            wires[-1].all_reduce(torch.zeros(3), LABEL).wait()
+        during = count()
+        for wire in wires:
+            wire.close()
+        return before, during, count()
+
+
+def test_a_wire_holds_few_files_open_and_closes_them(ranks: Pools) -> None:
+    """A model wrapped module by module has a wire per unit: 3 files each (own home, the peer's, the shards)."""
+    for before, during, after in ranks(2).run(_open_files):
+        assert during - before <= 10 * 3
+        assert after <= before
