@@ -1,8 +1,9 @@
 """The reduced gradient of one flat parameter, as the optimizer sees it.
 
-Two faces over one memory ``flat`` [shard_numel]: a ``ShardedTensor`` per original parameter (``param.grad``), or,
-once ``flat_parameters(model)`` has been asked for, one plain 1-D tensor (``flat_parameter.grad``). The memory and
-the faces are kept over ``zero_grad`` and used again, unless somebody still holds one of them.
+Two faces over one memory ``flat`` [shard_numel]: a ``ShardedTensor`` per original parameter (``param.grad``) and,
+once ``flat_parameters(model)`` has been asked for, one plain 1-D tensor (``flat_parameter.grad``); then the named
+faces are made only when somebody looks at them. The memory and the faces are kept over ``zero_grad`` and used again,
+unless somebody still holds one of them.
 
 While micro-batches run without communication their sum is kept elsewhere (unsharded); the gradient that is visible
 meanwhile is its *marker*: clear it, with ``zero_grad`` in either form, and the sum goes with it.
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from fsdp_core.comm.memory import Buffer
 from fsdp_core.comm.wire import Wire
 from fsdp_core.errors import StateError
-from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.handle.sharded_tensor import ShardedTensor, local_part
 from fsdp_core.layout.flat_layout import LocalSpan, Segment
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class ShardGradient:
         self._marked: set[int] = set()
         self._markers: dict[int, tuple[ShardedTensor, int]] = {}
         self._flat_marker: tuple[Tensor, int] | None = None
+        self._cleared: set[int] = set()  # cleared by name while the gradient is flat
         self._is_target = False  # a reduction that is on its way writes into ``flat``
         self._is_staged = False  # ``flat`` holds a gradient that becomes visible at the end of backward
 
@@ -95,6 +97,11 @@ class ShardGradient:
             return None
         self._is_target = True
         return self._fresh_flat()
+
+    @property
+    def is_empty(self) -> bool:
+        """Is the next reduced shard the first of its step?"""
+        return not self._is_staged and self._is_unset()
 
     def drop_target(self) -> None:
         self._is_target = self._is_staged = False
@@ -193,6 +200,7 @@ class ShardGradient:
         flat = self._handle.flat_parameter
         if flat is not None:
             flat.grad = self.flat
+            self._cleared.clear()
             return
         for index in active:
             self._handle.params[index].grad = self._part(index)
@@ -209,6 +217,7 @@ class ShardGradient:
         self._is_target = False
 
     def _accumulate_flat(self, parameter: FlatParameter, shard: Tensor) -> None:
+        self._cleared.clear()
         if parameter.grad is None:
             parameter.grad = self._become(shard)
         else:
@@ -269,7 +278,12 @@ class ShardGradient:
                 if handle.flat_parameter.grad is None:
                     handle.flat_parameter.grad = self._fresh_flat().zero_()
                 grad = handle.flat_parameter.grad
+                self._cleared.difference_update(active)
                 self._flat_marker = (grad, grad._version)
+                for index in self._marked:  # a face written by name counts itself: dispatch moves no ``_version``
+                    face = self.face_of(handle.params[index])
+                    assert face is not None
+                    self._markers[index] = (face, face.count.zeroed)
                 return
             missing = [index for index in active if handle.params[index].grad is None]
             if missing and self._is_unset():
@@ -297,7 +311,10 @@ class ShardGradient:
             if self._flat_marker is None:
                 return False
             marker, version = self._flat_marker
-            return flat.grad is not marker or marker._version != version
+            if flat.grad is not marker or index in self._cleared:
+                return True
+            zeroed = [i for i, (part, count) in self._markers.items() if part.count.zeroed != count]
+            return index in zeroed if zeroed else marker._version != version
         if index not in self._markers:
             return False
         part, zeroed = self._markers[index]
@@ -307,6 +324,46 @@ class ShardGradient:
         self._markers.clear()
         self._marked.clear()
         self._flat_marker = None
+
+    # -- gradients by name while they are flat -----------------------------------------------------------------------
+
+    def face_of(self, parameter: ShardedTensor) -> ShardedTensor | None:
+        """``parameter.grad``: its part of the flat gradient."""
+        flat = self._handle.flat_parameter
+        assert flat is not None
+        if flat.grad is None:
+            return None
+        index = self._index_of(parameter)
+        if flat.grad is self.flat:
+            return self._part(index)
+        span = parameter.spec.span
+        return ShardedTensor(flat.grad[span.shard_start : span.shard_end], parameter.spec)
+
+    def set_face_of(self, parameter: ShardedTensor, value: Tensor | None) -> None:
+        """``parameter.grad = value``. ``None`` clears the part; once every part is cleared, so is the flat gradient."""
+        flat = self._handle.flat_parameter
+        assert flat is not None
+        if flat.grad is None:
+            if value is None:
+                return
+            flat.grad = torch.zeros_like(self._handle.sharded)
+        span = parameter.spec.span
+        region = flat.grad[span.shard_start : span.shard_end]
+        if value is not None:
+            with torch.no_grad():
+                region.copy_(local_part(value, parameter.spec))
+            return
+        self._cleared.add(self._index_of(parameter))
+        if all(index in self._cleared for index, p in enumerate(self._handle.params) if p.requires_grad):
+            flat.grad = None
+            return
+        with torch.no_grad():
+            region.zero_()
+        if self._flat_marker is not None and self._flat_marker[0] is flat.grad:
+            self._flat_marker = (flat.grad, flat.grad._version)
+
+    def _index_of(self, parameter: ShardedTensor) -> int:
+        return next(index for index, one in enumerate(self._handle.params) if one is parameter)
 
     # -- whole-shard access for norms and state ----------------------------------------------------------------------
 
@@ -330,7 +387,7 @@ class ShardGradient:
                     span = parameter.spec.span
                     total[span.shard_start : span.shard_end].copy_(grad.local)
                 parameter.grad = None
-            flat_parameter.grad = total
+            flat_parameter.grad = total  # ``handle.flat_parameter`` is set by the caller, after this
 
     def copy_from(self, other: ShardGradient) -> None:
         """deepcopy: the copy has equal gradients of its own."""

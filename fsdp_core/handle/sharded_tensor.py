@@ -40,6 +40,9 @@ class ShardSpec:
         return self
 
 
+_PLAIN_GRAD: Any = torch.Tensor.grad  # the slot in C++
+
+
 class WriteCount:
     """Counts writes that went through a sharded tensor; ``_version`` misses those of fused optimizers."""
 
@@ -123,6 +126,22 @@ class ShardedTensor(torch.Tensor):
         with torch.no_grad():
             self.local.copy_(local_part(value, self.spec))
         self.count.writes += 1
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        """As of any tensor; part of the flat gradient once ``flat_parameters`` has been asked for."""
+        owner = self.owner
+        if owner is None or owner.flat_parameter is None:
+            return _PLAIN_GRAD.__get__(self)
+        return owner.gradient.face_of(self)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        owner = self.owner
+        if owner is None or owner.flat_parameter is None:
+            _PLAIN_GRAD.__set__(self, value)
+        else:
+            owner.gradient.set_face_of(self, value)
 
     # -- user hooks: the engine calls them with the reduced shard ---------------------------------------------------
 
