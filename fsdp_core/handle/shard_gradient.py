@@ -103,6 +103,11 @@ class ShardGradient:
         """Is the next reduced shard the first of its step?"""
         return not self._is_staged and self._is_unset()
 
+    @property
+    def is_empty(self) -> bool:
+        """Is the next reduced shard the first of its step?"""
+        return not self._is_staged and self._is_unset()
+
     def drop_target(self) -> None:
         self._is_target = self._is_staged = False
 

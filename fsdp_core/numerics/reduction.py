@@ -70,6 +70,8 @@ class Reduction:
         self.work = _DONE
         if not self._divides_before() and self.divide_factor != 1:
             self.shard.div_(self.divide_factor)
+        if self.handle.is_offloaded and not self.handle.gradient.is_empty:
+            self.shard = self.shard.to(self.handle.sharded.device)  # the sum is made on the host, which waits for it
         self.is_staged = self.handle.gradient.stage(self.shard)
         if not self.is_staged and not self.waits_for_hooks():
             self.handle.gradient.accumulate(self.shard, self.active)
@@ -115,6 +117,21 @@ class Reduction:
         if self.shard_buffer is not None:
             self.handle.resources.pool.release(self.handle.wire, self.shard_buffer, BufferRole.GRAD_SHARD)
             self.shard_buffer = None
+
+
+def _once_per_gradient(waiting: list[Reduction]) -> list[Reduction]:
+    """Several reductions of one backward have added up in place: the sum is shown, and meets the user's hooks, once."""
+    first: dict[int, Reduction] = {}
+    kept = []
+    for reduction in waiting:
+        known = first.get(id(reduction.handle)) if reduction.is_staged else None
+        if known is not None:
+            known.active = tuple(sorted({*known.active, *reduction.active}))
+            continue
+        kept.append(reduction)
+        if reduction.is_staged:
+            first[id(reduction.handle)] = reduction
+    return kept
 
 
 class Reducer:
@@ -168,7 +185,7 @@ class Reducer:
         if any(reduction.handle.is_offloaded for reduction in self._waiting):
             done.synchronize()  # the optimizer reads these on the host
         waiting, self._waiting = self._waiting, []
-        return waiting
+        return _once_per_gradient(waiting)
 
     def drop(self) -> None:
         """Forget everything that is on its way (a failed backward)."""

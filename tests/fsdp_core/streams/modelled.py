@@ -29,8 +29,10 @@ from fsdp_core.comm.streams import Event, Streams
 from fsdp_core.handle import shard_gradient
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
 from fsdp_core.runtime import build
+from tests.support.ranks import ROOT
 
 Clock = dict[str, int]
+ENGINE = str(ROOT / "fsdp_core")
 LAGS: dict[str, Callable[[random.Random], bool]] = {
     "far behind": lambda source: False,
     "close behind": lambda source: True,
@@ -232,7 +234,7 @@ def modelled_device(lag: str, seed: int = 0) -> Iterator[Device]:
         return sharded
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(build, "streams_for", lambda where: ModelStreams(device)))
+        stack.enter_context(mock.patch.object(build, "streams_for", return_value=ModelStreams(device)))
         stack.enter_context(mock.patch.object(memory, "Buffer", TrackedBuffer))
         stack.enter_context(mock.patch.object(shard_gradient, "Buffer", TrackedBuffer))
         stack.enter_context(mock.patch.object(FlatParamHandle, "_allocate_sharded", allocate_sharded))
