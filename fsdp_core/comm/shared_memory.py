@@ -16,6 +16,7 @@ Order of reading and writing is kept by two counters per rank (``comm/shm_board.
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import weakref
@@ -164,7 +165,7 @@ class SharedMemoryWire(Wire):
             if peer != self.group_rank
         }
         self._shards = ShardFile(shards, self.group_size, self.group_rank)
-        memory = self._board_file.map(0, self.group_size * SECTION_BYTES)
+        memory = mmap.mmap(self._board_file.fd, self.group_size * SECTION_BYTES)
         self._board = Board(memory, ranks, self.group_rank, [record["pid"] for record in records], self._timeout_s)
 
     @property

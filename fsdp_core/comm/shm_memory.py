@@ -37,6 +37,15 @@ PAGE = mmap.PAGESIZE
 SPARE_BYTES = 64 << 20  # freed blocks kept for the next request of the same size
 _MADV_POPULATE_READ = 22  # Linux 5.14; map all pages now instead of at first touch
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+_MAP_NORESERVE = 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 def round_up(nbytes: int) -> int:
@@ -62,6 +71,27 @@ def available_bytes() -> int:
     except (OSError, ValueError):
         pass  # no such files here: reserving will tell
     return available
+
+
+class Mapping:
+    """A range of a file in this process's memory, until nothing uses ``buffer`` any more.
+
+    Python's own mmap object would keep a duplicate of the file descriptor open, and a model has hundreds of these.
+    """
+
+    def __init__(self, fd: int, offset: int, nbytes: int, flags: int) -> None:
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+        if address == _MAP_FAILED:
+            number = ctypes.get_errno()
+            raise WireError(f"cannot map {nbytes} bytes of shared memory", got=os.strerror(number))
+        self.address, self.nbytes = address, nbytes
+        self.buffer = (ctypes.c_char * nbytes).from_address(address)
+        # not at exit: tensors may still be used by other exit handlers, and the kernel unmaps anyway
+        weakref.finalize(self.buffer, _libc.munmap, address, nbytes).atexit = False
+
+    def advise(self, advice: int) -> None:
+        if _libc.madvise(self.address, self.nbytes, advice):
+            raise OSError(ctypes.get_errno(), "madvise")
 
 
 class SharedFile:
@@ -111,16 +141,14 @@ class SharedFile:
         """Give whole pages back to the system; the file keeps its size and reads zero there."""
         if self.fd < 0:
             return  # closed: the pages go when the last mapping goes
-        libc = ctypes.CDLL(None)
-        libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(offset), ctypes.c_long(nbytes))
+        _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, offset, nbytes)
 
-    def map(self, offset: int, nbytes: int, *, private: bool = False, populate: bool = True) -> mmap.mmap:
+    def map(self, offset: int, nbytes: int, *, private: bool = False, populate: bool = True) -> Mapping:
         """Map a page-aligned range. Private: copy on write, and reads still see what others write to the file."""
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0) if private else mmap.MAP_SHARED
-        mapping = mmap.mmap(self.fd, nbytes, flags=flags, offset=offset)
+        mapping = Mapping(self.fd, offset, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED)
         if populate:
             with contextlib.suppress(OSError):  # an older kernel maps pages at first touch
-                mapping.madvise(_MADV_POPULATE_READ)
+                mapping.advise(_MADV_POPULATE_READ)
         return mapping
 
     def close(self) -> None:
@@ -128,8 +156,10 @@ class SharedFile:
         self.fd = -1  # the number may soon name another file
 
 
-def tensor_on(memory: mmap.mmap | memoryview, dtype: torch.dtype, numel: int, start: int = 0) -> Tensor:
+def tensor_on(memory: Mapping | memoryview, dtype: torch.dtype, numel: int, start: int = 0) -> Tensor:
     """A 1-D tensor on mapped memory from byte ``start``; the mapping lives as long as the tensor's storage."""
+    if isinstance(memory, Mapping):
+        memory = memoryview(memory.buffer)
     if numel == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=numel, offset=start)
@@ -139,8 +169,11 @@ def tensor_on(memory: mmap.mmap | memoryview, dtype: torch.dtype, numel: int, st
 class _Block:
     offset: int
     nbytes: int
-    mapping: mmap.mmap
-    address: int
+    mapping: Mapping
+
+    @property
+    def address(self) -> int:
+        return self.mapping.address
 
 
 class Home:
@@ -163,7 +196,7 @@ class Home:
         block = self._take(round_up(numel * dtype.itemsize))
         self._live[block.address] = block
         bisect.insort(self._addresses, block.address)
-        handle = memoryview(block.mapping)  # dies with the storage, the mapping may live on as a spare
+        handle = memoryview(block.mapping.buffer)  # dies with the storage, the mapping may live on as a spare
         weakref.finalize(handle, self._freed.append, block).atexit = False
         return tensor_on(handle, dtype, numel)
 
@@ -187,8 +220,7 @@ class Home:
         self.file.reserve(offset, nbytes)
         if offset == self._end:
             self._end += nbytes
-        mapping = self.file.map(offset, nbytes)
-        return _Block(offset, nbytes, mapping, ctypes.addressof(ctypes.c_char.from_buffer(mapping)))
+        return _Block(offset, nbytes, self.file.map(offset, nbytes))
 
     def _find_hole(self, nbytes: int) -> int:
         index = bisect.bisect_left(self._holes, (nbytes, -1))
@@ -219,7 +251,7 @@ class PeerHome:
 
     def __init__(self, file: SharedFile) -> None:
         self._file = file
-        self._blocks: dict[tuple[int, int], mmap.mmap] = {}
+        self._blocks: dict[tuple[int, int], Mapping] = {}
 
     def tensor(self, place: Place, dtype: torch.dtype, numel: int, start_numel: int = 0) -> Tensor:
         """``numel`` elements of the peer's data, from its element ``start_numel``."""
@@ -298,9 +330,9 @@ class ShardFile:
         self._file.reserve(offset + self._rank * own, own)  # own part only: it may be another memory node
         self._file.reserve(self._end - 1, 1)  # the file reaches the end of the slot, so that it can be mapped
         mapping = self._file.map(offset, round_up(nbytes), populate=False)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         whole = tensor_on(mapping, dtype, self._size * numel)
-        return ShardSlot(ordinal, offset, numel, dtype, whole, base + self._rank * own), memoryview(mapping)
+        address = mapping.address + self._rank * own
+        return ShardSlot(ordinal, offset, numel, dtype, whole, address), memoryview(mapping.buffer)
 
     def _free(self, slot: ShardSlot, pid: int) -> None:
         if os.getpid() != pid:  # a forked child has the same mappings and must free nothing
@@ -351,7 +383,7 @@ class PrivateView:
     def restore(self, pages: PageMap) -> None:
         """Forget this rank's writes."""
         if pages.num_private(self._address, self._nbytes):
-            self._mapping.madvise(mmap.MADV_DONTNEED)
+            self._mapping.advise(mmap.MADV_DONTNEED)
 
 
 class PageMap:
@@ -391,11 +423,10 @@ def can_see_private_pages() -> bool:
     try:
         file = SharedFile.create("fsdp_core_probe")
         os.posix_fallocate(file.fd, 0, 2 * PAGE)
-        probe = mmap.mmap(file.fd, 2 * PAGE, flags=mmap.MAP_PRIVATE)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(probe))
+        probe = file.map(0, 2 * PAGE, private=True)
         pages = PageMap()
-        before = (probe[0], pages.num_private(address, 2 * PAGE))
-        probe[PAGE] = 1
-        return before == (0, 0) and pages.num_private(address, 2 * PAGE) == 1
+        before = (probe.buffer[0], pages.num_private(probe.address, 2 * PAGE))
+        probe.buffer[PAGE] = b"\1"
+        return before == (b"\0", 0) and pages.num_private(probe.address, 2 * PAGE) == 1
     except (OSError, WireError, ValueError):
         return False

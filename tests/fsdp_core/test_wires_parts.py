@@ -237,14 +237,13 @@ def test_private_pages_are_seen() -> None:
     file = SharedFile.create("fsdp_core_test")
     file.reserve(0, 8 * PAGE)
     view = file.map(0, 8 * PAGE, private=True)
-    tensor = torch.frombuffer(view, dtype=torch.uint8)
-    address = tensor.data_ptr()
+    tensor, address = torch.frombuffer(view.buffer, dtype=torch.uint8), view.address
     assert tensor.sum() == 0
     assert pages.num_private(address, 8 * PAGE) == 0
     tensor[3 * PAGE] = 1
     tensor[5 * PAGE : 7 * PAGE] = 1
     assert pages.num_private(address, 8 * PAGE) == 3
-    view.madvise(mmap.MADV_DONTNEED)
+    view.advise(mmap.MADV_DONTNEED)
     assert pages.num_private(address, 8 * PAGE) == 0
 
 
