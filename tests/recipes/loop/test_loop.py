@@ -83,6 +83,29 @@ def test_units_change_no_loss(plain_losses: dict, units: str):
     assert losses_of(None, config) == pytest.approx(plain_losses["gpt"], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"sharding__cpu_offload": True},
+        {"sharding__gather_buffers": "allocator", "sharding__forward_prefetch": True},
+        {"sharding__backward_prefetch": False, "rate_limiter__kind": "unlimited"},
+        {"rate_limiter__kind": "adaptive"},
+    ],
+    ids=lambda setting: " ".join(name.rpartition("__")[2] for name in setting),
+)
+def test_engine_settings_change_no_loss(plain_losses: dict, setting: dict):
+    assert losses_of(None, small_recipe("gpt", **setting, **SHORT)) == pytest.approx(plain_losses["gpt"], rel=1e-6)
+
+
+def test_without_clipping_the_norm_is_still_measured():
+    free, clipped = (
+        lines_of(None, small_recipe("gpt", train__clip_norm=norm, train__steps=2)) for norm in (None, 1e-3)
+    )
+    assert free[0]["grad_norm"] == pytest.approx(clipped[0]["grad_norm"], rel=1e-6)
+    assert free[0]["grad_norm"] > 1e-3
+    assert free[1]["loss"] != clipped[1]["loss"]
+
+
 def test_bf16_follows_fp32(plain_losses: dict):
     config = small_recipe("gpt", precision__param_dtype="bfloat16", precision__reduce_dtype="bfloat16", **SHORT)
     losses = losses_of(None, config)
@@ -111,6 +134,13 @@ def test_fp16_scaler_backs_off_until_gradients_fit_and_then_trains():
     for k in skipped:
         assert losses[k + 1] == pytest.approx(losses[k], rel=1e-4), "a skipped step changed the weights"
     assert losses[-1] < losses[0] - 0.05
+
+
+def test_fp16_scaler_covers_the_tables_of_their_own_optimizer():
+    precision = {"precision__param_dtype": "float16", "precision__reduce_dtype": "float16"}
+    config = small_recipe("dhen", precision__grad_scaler=True, precision__initial_scale=1024.0, **precision, **SHORT)
+    plain = losses_of(None, small_recipe("dhen", **SHORT))
+    assert losses_of(None, config) == pytest.approx(plain, rel=2e-2)
 
 
 def test_every_step_has_a_line_whatever_log_every(capsys: pytest.CaptureFixture, tmp_path: Path):

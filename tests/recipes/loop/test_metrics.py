@@ -15,7 +15,7 @@ from recipes.metrics.ledger import Ledger, StepOutcome, StepRecord, StepShape
 from recipes.metrics.memory import MemoryMeter, ResidentMemory, retry_hint
 from recipes.ranks import Ranks
 from recipes.registry import Entry
-from recipes.report import amount, progress_text
+from recipes.report import Report, amount, progress_text
 from recipes.schema.engine import PrecisionConfig
 from recipes.schema.model import ModelConfig
 from recipes.schema.training import EarlyStopConfig, HardwareConfig
@@ -154,3 +154,20 @@ def test_progress_text_is_the_last_loss_and_the_mean_speed():
     book.add(record(2, 20.0, 10))
     text = progress_text(book.flush())
     assert text == "loss 2.0000  norm 1.50  lr 1.00e-03  80 tok/s  1000 ms/step  mfu 4.8%"
+
+
+def test_on_a_terminal_there_is_a_bar_elsewhere_plain_lines_and_other_ranks_are_silent(capsys: pytest.CaptureFixture):
+    book = ledger(FixedMemory())
+    book.add(record(1, 40.0, 10))
+    lines = book.flush()
+    for is_main, is_interactive in ((True, True), (True, False), (False, False)):
+        report = Report(is_main, is_interactive)
+        report.line("hello")
+        report.begin_steps(0, 20)
+        report.step_done()
+        report.progress(lines, 20)
+        report.close()
+        out, err = capsys.readouterr()
+        assert ("hello" in out) == is_main
+        assert ("step  1/20  loss 4.0000" in out) == (is_main and not is_interactive)
+        assert ("1/20" in err and "loss 4.0000" in err) == is_interactive
