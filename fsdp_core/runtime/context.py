@@ -23,6 +23,7 @@ from fsdp_core.runtime.limit_agreement import LimitAgreement, cuda_sample
 from fsdp_core.runtime.prefetch import ForwardOrder, ForwardPrediction
 from fsdp_core.runtime.rate_limiter import RateLimiter
 from fsdp_core.runtime.saved_weights import SavedTensorHooks
+from fsdp_core.runtime.step_guard import shards_are_free, shards_are_read
 from fsdp_core.trace.events import EventLog
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class Context:
         written = streams.record()
         with streams.on_gather():
             streams.wait(written)
+        shards_are_read(self)
         self.record("pass")
 
     def forget_failed_pass(self) -> None:
@@ -347,6 +349,7 @@ class Context:
             wire.quiesce()
         for _, handle in self.each_handle():
             handle.settle()
+        shards_are_free(self)
 
     # -- outside of passes -------------------------------------------------------------------------------------------
 
