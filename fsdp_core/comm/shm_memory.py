@@ -45,7 +45,9 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+_fallocate = getattr(_libc, "fallocate", None)  # Linux only, as is the whole wire; importing must work elsewhere
+if _fallocate is not None:
+    _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 def round_up(nbytes: int) -> int:
@@ -139,9 +141,9 @@ class SharedFile:
 
     def release(self, offset: int, nbytes: int) -> None:
         """Give whole pages back to the system; the file keeps its size and reads zero there."""
-        if self.fd < 0:
+        if self.fd < 0 or _fallocate is None:
             return  # closed: the pages go when the last mapping goes
-        _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, offset, nbytes)
+        _fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, offset, nbytes)
 
     def map(self, offset: int, nbytes: int, *, private: bool = False, populate: bool = True) -> Mapping:
         """Map a page-aligned range. Private: copy on write, and reads still see what others write to the file."""
