@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 from launcher.environment import JoinedRanks
+from launcher.streams import lead_nowhere
 
 _BACKENDS = {"cpu": "CPU (gloo)", "cuda": "one GPU each (nccl)"}
 _SILENT_RANK_STAYS_S = 20.0
@@ -15,6 +18,18 @@ def let_the_first_rank_speak() -> None:
     """For ranks that leave without a word because another one says it: torchrun ends every rank when one has left,
     so a silent one must not be the first. Mostly torchrun ends this wait."""
     time.sleep(_SILENT_RANK_STAYS_S)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """A line for people, on standard error unless ``stream`` says otherwise.
+
+    Nobody may be reading any more (``| head``, a full disk): the run goes on, so that is no error.
+    """
+    stream = stream or sys.stderr
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        lead_nowhere(stream)
 
 
 def headline(run_dir: Path, ranks: JoinedRanks, device: str, verb: str) -> str:

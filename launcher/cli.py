@@ -23,6 +23,7 @@ from launcher.multirun import check_jobs
 from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.schema import Config
+from launcher.streams import lead_nowhere, make_streams_safe
 
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
 REFUSED = {
@@ -42,6 +43,7 @@ REFUSED = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The program. ``argv``: arguments without the program's name; None: those of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    make_streams_safe()
     try:
         return _run(arguments)
     except ConfigErrors as errors:
@@ -50,8 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while composing; a run that has started answers for itself
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever reads `fsdp-launch --help | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        lead_nowhere(sys.stdout)
         return EXIT_OK
+    except OSError as error:  # a full disk under standard output, no more processes, a folder that is gone
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        what = f"the system refuses: {error.strerror or error}"
+        _tell(ConfigErrors([Problem(what, got=None if error.filename is None else str(error.filename))]))
+        lead_nowhere(sys.stdout)
+        return EXIT_USAGE
 
 
 def _run(arguments: list[str]) -> int:

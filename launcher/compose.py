@@ -222,7 +222,16 @@ def _unmergeable(override: Override, error: Exception) -> Problem:
     )
 
 
-COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError)
+COMPOSING_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    RecursionError,
+)
 
 
 def _composing_problem(error: Exception, config_name: str) -> Problem:
@@ -237,6 +246,10 @@ def _composing_problem(error: Exception, config_name: str) -> Problem:
         return Problem(f"there is no config '{missing}'", source=_first_line(error), expected=expected, remedy=remedy)
     if isinstance(error, yaml.YAMLError):
         return Problem(f"a YAML file cannot be read: {error}", remedy="correct the file")
+    if isinstance(error, RecursionError):
+        return Problem(
+            "presets include each other in a circle", remedy="correct the defaults lists of your own presets"
+        )
     cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     text = "\n".join(line for line in f"{error}{cause}".splitlines() if line.strip() and "To append to" not in line)
     return Problem(f"the config cannot be composed: {text or type(error).__name__}")

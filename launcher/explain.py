@@ -59,11 +59,14 @@ def without_value(argument: str, presets: dict[str, list[str]], actions: tuple[s
 def deletion(argument: str) -> Problem:
     """``~key``: Hydra's way to remove a key, which would silently bring back the default here."""
     key = argument.lstrip("~").partition("=")[0]
+    remedy = f"{key}=null where null is allowed, else leave it out"
+    if key.startswith("/") or not key:
+        remedy = f'if a home folder was meant: "$HOME{key}"'
     return Problem(
         "~ in front of a key removes it in Hydra's grammar; no key of this config can be removed",
         source=f"command line: {argument}",
         expected="a value, or null where the key allows it",
-        remedy=f'if a home folder was meant: "$HOME{key}"' if key.startswith("/") or not key else f"{key}=null",
+        remedy=remedy,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import re
 import textwrap
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.command_line import FLAGS
 from launcher.schema import Config
 
 WIDTH = 110
+_ENTRY = re.compile(r"^  \S.*(?:\n {3,}.*)*", re.MULTILINE)  # a key's first line and those that continue it
 SHAPE = "fsdp-launch [FLAGS] [GROUP=PRESET ...] [KEY=VALUE ...]"
 INTRO = """\
 Trains a model with fully sharded data parallelism: YAML presets and your overrides are composed, checked as a whole,
@@ -42,9 +44,8 @@ def version_text() -> str:
 
 def help_text(words: list[str], config_dir: Path | None = None) -> str:
     """The whole help, or that of the groups (or kinds) named in ``words``."""
-    topics = [word for word in words if word in group_names(None) or word in _kinds()]
-    if topics:
-        return "\n\n".join(_topic(topic, config_dir) for topic in topics)
+    if words:
+        return "\n\n".join(_topic(word.partition("=")[0], config_dir) for word in words)
     parts = [
         INTRO,
         f"usage: {SHAPE}",
@@ -78,6 +79,8 @@ def _topic(topic: str, config_dir: Path | None) -> str:
     if topic in _kinds():
         group = _kinds()[topic]
         return f"{group} kind {topic}: keys\n" + _keys(KINDS[group][topic].config, group)
+    if topic not in group_names(config_dir):
+        return _lines_about(topic)
     presets = presets_of(topic, config_dir)
     width = max((len(name) for name in presets), default=0) + 2
     lines = [f"{topic}: presets", *(_hanging(f"  {name:<{width}}", text) for name, text in presets.items())]
@@ -90,6 +93,17 @@ def _topic(topic: str, config_dir: Path | None) -> str:
         if nested is not None:
             lines += ["", f"{topic}: keys", _keys(nested, topic)]
     return "\n".join(lines)
+
+
+def _lines_about(word: str) -> str:
+    """A key: its line. Any other word: every line of keys that mentions it."""
+    everything = [_keys(Config, ""), *(_keys(KINDS[group][kind].config, group) for kind, group in _kinds().items())]
+    keys = list(dict.fromkeys(_ENTRY.findall("\n".join(everything))))
+    found = [line for line in keys if line.startswith(f"  {word}=")] or [line for line in keys if word in line]
+    if not found:
+        groups = ", ".join(group_names(None))
+        return f"nothing is called '{word}'; groups are {groups}; kinds are {', '.join(_kinds())}"
+    return f"keys with '{word}'\n" + "\n".join(found)
 
 
 def _kinds() -> dict[str, str]:

@@ -55,7 +55,10 @@ class CachedRepository(ConfigRepository):
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self._read:
-            self._read[config_path] = super().load_config(config_path)
+            try:
+                self._read[config_path] = super().load_config(config_path)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{config_path}.yaml is no UTF-8 text: {error}") from None
         found = self._read[config_path]
         if found is None:
             return None

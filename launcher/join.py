@@ -23,7 +23,7 @@ from launcher.log_tee import tee_output
 from launcher.rank_run import run_rank
 from launcher.rendezvous import Meeting, agreed_device
 from launcher.request import LaunchRequest
-from launcher.run_folder import Lock, decide, open_named, rank_log
+from launcher.run_folder import Lock, decide, open_named, rank_log, usable
 from launcher.schema import Config
 from launcher.worker import guarded, leave
 
@@ -71,7 +71,8 @@ def _agree_on_run_dir(config: Config, request: LaunchRequest, meeting: Meeting, 
             before = meeting.recall_run_dir()
             run_dir = decide(config, request) if before is None else open_named(before)
             held.enter_context(Lock(run_dir))
-            provenance.write(run_dir, request, config.plugins)
+            with usable(run_dir):
+                provenance.write(run_dir, request, config.plugins)
             told = str(run_dir)
             meeting.remember_run_dir(run_dir)
         finally:

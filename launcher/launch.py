@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launcher import failure as failures
 from launcher import provenance, run_folder
-from launcher.announce import headline, short
+from launcher.announce import headline, say, short
 from launcher.device import choose_device, torch_cuda_version
 from launcher.environment import JoinedRanks, joined_ranks
 from launcher.errors import ConfigErrors, Problem
@@ -48,10 +48,11 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
     ranks = JoinedRanks(rank=0, world_size=world_size, local_rank=0, local_world_size=world_size)
     run_dir = run_folder.decide(config, request)
     with run_folder.Lock(run_dir):
-        provenance.write(run_dir, request, config.plugins)
+        with run_folder.usable(run_dir):
+            provenance.write(run_dir, request, config.plugins)
         if why_cpu is not None:
-            _say(why_cpu)
-        print(headline(run_dir, ranks, device, "started"), flush=True)
+            say(why_cpu)
+        say(headline(run_dir, ranks, device, "started"), sys.stdout)
         outcome = _run(config, run_dir, device, environ)
     _tell_the_end(outcome, config, run_dir)
     return outcome.exit_code
@@ -108,10 +109,6 @@ def _tell_the_end(outcome: Outcome, config: Config, run_dir: Path) -> None:
         _say_below(f"stopped by {outcome.stopped_by}; every rank has ended\nrun folder: {short(run_dir)}")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _say_below(text: str) -> None:
     """On a terminal, below the line in which rank 0's progress bar may stand."""
-    _say(f"\n{text}" if sys.stdout.isatty() else text)
+    say(f"\n{text}" if sys.stdout.isatty() else text)

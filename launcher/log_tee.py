@@ -31,7 +31,7 @@ class _Tee:
 def tee_output(log_path: Path) -> Iterator[None]:
     """Standard output and error also go into ``log_path``, in their order, until the end of the block."""
     before = sys.stdout, sys.stderr
-    with log_path.open("ab") as file:
+    with log_path.open("ab", buffering=0) as file:
         lines, lock = LogLines(file), threading.Lock()
         sys.stdout, sys.stderr = _Tee(sys.stdout, lines, lock), _Tee(sys.stderr, lines, lock)
         try:

@@ -62,7 +62,7 @@ def write(run_dir: Path, request: LaunchRequest, plugins: Sequence[str]) -> None
     (run_dir / CONFIG_FILE).write_text(without_secrets(request.config_yaml))
     (run_dir / "overrides.yaml").write_text(yaml.safe_dump([hide_override(word) for word in request.overrides]))
     words = shlex.join(hide_override(word) for word in request.command)
-    (run_dir / "command.txt").write_text(f"cd {shlex.quote(os.getcwd())}\n{words}\n")
+    (run_dir / "command.txt").write_text(f"cd {shlex.quote(os.getcwd())}\n{words}\n", errors="surrogateescape")
     _write_code(run_dir)
     (run_dir / "packages.txt").write_text("\n".join(packages()) + "\n")
     (run_dir / "environment.json").write_text(json.dumps(environment(os.environ), indent=2) + "\n")

@@ -6,10 +6,13 @@ import errno
 import fcntl
 import os
 import re
+import sys
 import termios
 import threading
 from pathlib import Path
 from typing import BinaryIO
+
+from launcher.announce import say
 
 _PIECE_BYTES = 65_536
 _LONGEST_LINE_BYTES = 65_536
@@ -21,7 +24,7 @@ class LogLines:
     """Terminal output as lines of a log: of a progress bar only its last state is kept, colours are dropped."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+        self._file: BinaryIO | None = file
         self._line = b""
 
     def feed(self, piece: bytes) -> None:
@@ -32,7 +35,7 @@ class LogLines:
         cut = self._line.rstrip(b"\r").rfind(b"\r")
         self._line = self._line[cut + 1 :]
         if len(self._line) > _LONGEST_LINE_BYTES:  # the rest of the line follows it into the file
-            self._file.write(_ESCAPES.sub(b"", self._line))
+            self._put(self._line)
             self._line = b""
 
     def close(self) -> None:
@@ -41,9 +44,18 @@ class LogLines:
         self._line = b""
 
     def _write(self, line: bytes) -> None:
-        shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-        self._file.write(_ESCAPES.sub(b"", shown) + b"\n")
-        self._file.flush()
+        self._put(line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n")
+
+    def _put(self, text: bytes) -> None:
+        """A log that can no longer be written (a full disk) ends here, not the run: its rank would block for ever."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(_ESCAPES.sub(b"", text))
+        except OSError as error:
+            self._file = None
+            if sys.__stderr__ is not None:  # the real one: sys.stderr may feed this log
+                say(f"a log ends here, the run goes on: {error.strerror}", sys.__stderr__)
 
 
 class Echo:
@@ -58,7 +70,7 @@ class Echo:
         self._out_fd = out_fd
         self.is_terminal = os.isatty(self._out_fd)
         self._read_fd, self.child_fd = _pseudo_terminal(self._out_fd) if self.is_terminal else os.pipe()
-        self._log = log_path.open("ab")
+        self._log = log_path.open("ab", buffering=0)
         self._thread = threading.Thread(target=self._copy, name="rank-0-output", daemon=True)
 
     def started(self) -> None:

@@ -22,6 +22,8 @@ import fcntl
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +36,7 @@ from recipes.data.files import expanded
 CONFIG_FILE = "config.yaml"
 _ROOT = Path("runs")
 _LOCK_FILE = ".lock"
+_LONGEST_NAME = 80  # characters of the run's name in the folder's: file systems take 255 in all
 
 
 def rank_log(run_dir: Path, rank: int) -> Path:
@@ -44,11 +47,29 @@ def decide(config: Config, request: LaunchRequest) -> Path:
     """The run's folder, absolute, made if it is new; to be called by one process of the run.
 
     Raises:
-        ConfigErrors: ``run.dir`` cannot be used.
+        ConfigErrors: ``run.dir`` cannot be used, or no new folder can be made here.
     """
     if config.run.dir is not None:
-        return open_named(expanded(config.run.dir).absolute())
-    return create(config.run.name or request.choices.get("model") or config.model.kind).absolute()
+        named = expanded(config.run.dir).absolute()
+        with usable(named):
+            return open_named(named)
+    with usable(_ROOT.absolute()):
+        return create(config.run.name or request.choices.get("model") or config.model.kind).absolute()
+
+
+@contextmanager
+def usable(run_dir: Path) -> Iterator[None]:
+    """What the file system refuses in this block (no permission, no space) is told as the run folder's problem.
+
+    Raises:
+        ConfigErrors: for every OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = f": {error.filename}" if error.filename and str(error.filename) != str(run_dir) else ""
+        what = f"cannot be used: {error.strerror or error}{where}"
+        raise _refusal(run_dir, what, "a folder that can be written, on a file system with space left") from None
 
 
 def create(name: str, root: Path = _ROOT, now: datetime | None = None) -> Path:
@@ -56,7 +77,7 @@ def create(name: str, root: Path = _ROOT, now: datetime | None = None) -> Path:
     stamp = (now or datetime.now()).strftime("%Y-%m-%d_%H-%M-%S")
     root.mkdir(parents=True, exist_ok=True)
     while True:
-        folder = root / f"{stamp}-{_plain(name)}-{secrets.token_hex(2)}"
+        folder = root / f"{stamp}-{_plain(name)[:_LONGEST_NAME]}-{secrets.token_hex(2)}"
         try:
             folder.mkdir()
         except FileExistsError:
@@ -90,7 +111,8 @@ class Lock:
         self._fd = -1
 
     def __enter__(self) -> Lock:
-        self._fd = os.open(self._run_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        with usable(self._run_dir):
+            self._fd = os.open(self._run_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -119,7 +141,7 @@ def _refusal(run_dir: Path, what: str, expected: str) -> ConfigErrors:
                 what=f"the folder {what}",
                 got=str(run_dir),
                 expected=expected,
-                remedy="name another folder, or leave run.dir out: a new one is then made under runs/",
+                remedy="run.dir=PATH names another folder; without run.dir a new one is made under runs/",
             )
         ]
     )

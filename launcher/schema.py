@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from recipes.schema.fields import described
 from recipes.schema.recipe import RecipeConfig
 
+LONGEST_S = 1e8  # three years: clocks and timeouts of other libraries overflow not far above
 ACTIONS = (
     "train",
     "check",
@@ -32,17 +33,21 @@ class ClusterConfig:
         "local: processes on this machine; torchrun: join ranks that exist; slurm: submit",
         choices=("local", "torchrun", "slurm"),
     )
-    num_nodes: int = described(1, "hosts", at_least=1)
-    nproc_per_node: int = described(2, "ranks of one host (one GPU each where there are GPUs)", at_least=1)
+    num_nodes: int = described(1, "hosts", at_least=1, at_most=1_000_000)
+    nproc_per_node: int = described(
+        2, "ranks of one host (one GPU each where there are GPUs)", at_least=1, at_most=1024
+    )
     device: str = described(
         "auto", "auto: cuda where every local rank gets a GPU, else cpu", choices=("auto", "cpu", "cuda")
     )
     cpu_threads_per_rank: int | None = described(
-        None, "threads of one rank; null: the machine's cores divided among ranks", at_least=1
+        None, "threads of one rank; null: the machine's cores divided among ranks", at_least=1, at_most=1024
     )
     time_limit: str | None = described(None, "24:00:00, 1-12:00:00 or seconds; null: none")
-    grace_s: float = described(60.0, "seconds a signalled rank may take to reach a step boundary", at_least=0)
-    collective_timeout_s: float = described(600.0, "seconds a collective may take", above=0)
+    grace_s: float = described(
+        60.0, "seconds a signalled rank may take to reach a step boundary", at_least=0, at_most=LONGEST_S
+    )
+    collective_timeout_s: float = described(600.0, "seconds a collective may take", at_least=1, at_most=LONGEST_S)
     max_restarts: int = described(0, "times a failed run is started again", at_least=0)
     env: dict[str, str] = described({}, "environment variables of every rank (NCCL_... and others)")
 

@@ -117,8 +117,11 @@ class _Watch:
         for process in self.processes:
             status = process.status()
             if status is not None and status.failure is not None:
-                with process.log_path.open("a") as log:
-                    log.write(f"{status.failure.traceback or status.failure.what}\n")
+                try:
+                    with process.log_path.open("a") as log:
+                        log.write(f"{status.failure.traceback or status.failure.what}\n")
+                except OSError as error:  # a full disk may be what the rank failed of; the failure itself is told
+                    self._say(f"rank {process.rank}: the log cannot be written: {error.strerror}")
 
     def _heed_signals_and_clocks(self) -> None:
         for signum in self._inbox.take():

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 
 from launcher import explain
 from launcher.check.near import did_you_mean, near
+from launcher.check.reader import as_yaml
 from launcher.errors import Problem
 
 # What people of other tools type, where it is not near enough to be found by its letters.
@@ -121,6 +122,10 @@ def for_composing(override: Override, presets: Mapping[str, list[str]], own_prim
 
 def _unusable(override: Override, is_multirun: bool) -> Problem | None:
     line, key = str(override.input_line), override.key_or_group
+    if "/" in key and not override.is_hydra_override():
+        dotted = key.replace("/", ".")
+        what = "keys are joined by dots"
+        return Problem(what, key, None, f"command line: {line}", "key=value", f"{dotted}={override.get_value_string()}")
     if not key:
         return explain.unreadable(line, "no key")
     if (key == "hydra" or override.is_hydra_override()) and key not in ALLOWED_OF_HYDRA:
@@ -164,7 +169,7 @@ def _preset_problems(override: Override, names: list[str]) -> list[Problem]:
     for name in chosen:
         if str(name).removesuffix(".yaml") in names or "/" in str(name):  # a folder of the user's: Hydra finds it
             continue
-        text = "true" if name is True else "false" if name is False else str(name)
+        text = name if isinstance(name, str) else as_yaml(name)
         problems.append(_no_preset(group, text, names, f"command line: {line}"))
     return problems
 

@@ -22,6 +22,7 @@ from launcher import parent_death, rank_signals
 from launcher.errors import EXIT_OK, EXIT_RANK_FAILED
 from launcher.failure import Failure
 from launcher.status_pipe import StatusWriter
+from launcher.streams import make_streams_safe
 
 _OWN_FOLDER = Path(__file__).parent
 
@@ -29,6 +30,7 @@ _OWN_FOLDER = Path(__file__).parent
 def main(run: Callable[[argparse.Namespace], None] | None = None) -> NoReturn:
     """run: what this rank does with its arguments; by default a rank of the training recipe."""
     parent_death.die_with_launcher()
+    make_streams_safe()
     status = StatusWriter.from_environment()
     rank_signals.install()
     faulthandler.enable()

@@ -25,7 +25,8 @@ def near_keys(key: str, known: Iterable[str], limit: int = 3) -> list[str]:
     beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == group}
     misspelt = [beside[match] for match in near(last, beside, limit)]
     elsewhere = [other for other in keys if other.rpartition(".")[2] == last]
-    whole = difflib.get_close_matches(key, keys, n=limit, cutoff=0.75)
+    plain = {_plain(other): other for other in keys}
+    whole = [plain[match] for match in difflib.get_close_matches(_plain(key), plain, n=limit, cutoff=0.75)]
     return list(dict.fromkeys(misspelt + elsewhere + whole))[:limit]
 
 

@@ -173,6 +173,10 @@ def _read_text(value: Any, limits: Limits, typed: str | None) -> str:
         value = typed if typed is not None else str(value)
     if not isinstance(value, str):
         raise BadValue()
+    if "\0" in value:
+        raise BadValue("no path, name or variable may hold a NUL character")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):  # Python's stand-in for a byte it cannot read
+        raise BadValue("it holds bytes that are no UTF-8 text; rename what it names")
     if limits.choices and value not in limits.choices:
         raise BadValue()
     return value

@@ -5,6 +5,8 @@ Callers have a checked config, so what cannot be divided is a programming error 
 
 from __future__ import annotations
 
+import math
+
 from recipes.schema.engine import ShardingConfig
 from recipes.schema.training import TrainConfig
 
@@ -26,6 +28,12 @@ def micro_batch(train: TrainConfig, world_size: int) -> int:
 def num_micro_batches(train: TrainConfig, world_size: int) -> int:
     """Forwards of one rank in one optimizer step: global_batch / (micro_batch x W)."""
     return train.global_batch // (micro_batch(train, world_size) * world_size)
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, from 1 to ``number``; about as many tries as the square root of it."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def shard_groups(world_size: int, factor: int) -> list[list[int]]:

@@ -177,6 +177,20 @@ TYPES["empty stage"] = (
 )
 TYPES["seed too long"] = (["run.seed=1e30"], ["run.seed", "below 9.22337e+18"])
 UNKNOWN["keys below a list"] = (["optimizer.betas={a:1}"], ["optimizer.betas", "does not fit what is there"])
+UNKNOWN["key with a slash"] = (["train/steps=3"], ["keys are joined by dots", "train.steps=3"])
+UNKNOWN["key in capitals"] = (["TRAIN.STEPS=3"], ["did you mean train.steps?"])
+UNKNOWN["null in a list of presets"] = (["logger=[null]"], ["there is no preset 'null'"])
+TYPES["NUL in a text"] = (["run.dir='a\0b'"], ["NUL character"])
+TYPES["bytes that are no text"] = (['run.dir="/tmp/\udcff"'], ["no UTF-8 text"])
+TYPES["timeout of years"] = (["cluster.collective_timeout_s=1e300"], ["at most 1e+08"])
+TYPES["timeout of nothing"] = (["cluster.collective_timeout_s=1e-9"], ["at least 1"])
+TYPES["grace of years"] = (["cluster.grace_s=1e300"], ["at most 1e+08"])
+TYPES["ranks without end"] = (["cluster.nproc_per_node=1e9"], ["at most 1024"])
+TYPES["threads without end"] = (["cluster.cpu_threads_per_rank=1e6"], ["at most 1024"])
+FIELDS["F without end"] = (["sharding.factor=1e15"], ["F does not divide W = 2", "sharding.factor=2"])
+FIELDS["heads without end"] = (["model.num_heads=1e15"], ["do not divide the width 128", "model.num_heads=128"])
+FIELDS["run name of two lines"] = (["run.name='a\nb'"], ["line breaks"])
+SHELL["deleted group"] = (["~train"], ["else leave it out"])
 UNKNOWN["null for a group"] = (["train=null"], ["a group needs a preset, not null"])
 UNKNOWN["group in another place"] = (["model@other=gpt_tiny"], ["@ puts a group into another place"])
 UNKNOWN["hydra itself"] = (["hydra=3"], ["this has no effect"])
@@ -294,6 +308,17 @@ def test_a_file_that_is_no_yaml(command: Command, tmp_path: Path) -> None:
     assert said.code == 2
     assert "a YAML file cannot be read" in said.err
     assert "broken.yaml" in said.err
+
+
+def test_presets_in_a_circle_and_files_that_are_no_text(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "train").mkdir(parents=True)
+    (tmp_path / "mine" / "train" / "hen.yaml").write_text("defaults: [egg]\n")
+    (tmp_path / "mine" / "train" / "egg.yaml").write_text("defaults: [hen]\n")
+    (tmp_path / "mine" / "train" / "photo.yaml").write_bytes(b"\xff\xd8\xff")
+    said = command("--config-dir", "mine", "train=hen")
+    assert (said.code, "include each other in a circle" in said.err) == (2, True)
+    said = command("--config-dir", "mine", "train=photo")
+    assert (said.code, "train/photo.yaml is no UTF-8 text" in said.err) == (2, True)
 
 
 def test_a_file_with_a_built_in_name_is_refused(command: Command, tmp_path: Path) -> None:

@@ -18,7 +18,14 @@ from launcher.plugins import unload_plugins
 from launcher.resolved import from_yaml, to_yaml
 from launcher.schema import Config
 from recipes.schema.data import TextFilesConfig
-from recipes.schema.derived import micro_batch, num_micro_batches, replicate_groups, shard_groups, sharding_factor
+from recipes.schema.derived import (
+    divisors,
+    micro_batch,
+    num_micro_batches,
+    replicate_groups,
+    shard_groups,
+    sharding_factor,
+)
 from recipes.schema.engine import ShardingConfig
 from recipes.schema.model import DHENConfig, GPTConfig, T5Config
 from recipes.schema.training import SGDConfig, TrainConfig
@@ -365,6 +372,9 @@ def test_numbers_that_follow_from_the_config() -> None:
         1,
     ]
     assert sharding_factor(ShardingConfig(factor=2), 8, 4) == 2
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(49) == [1, 7, 49]
+    assert divisors(1) == [1]
     train = TrainConfig(steps=1, global_batch=24, micro_batch=3)
     assert (micro_batch(train, 4), num_micro_batches(train, 4)) == (3, 2)
     train = TrainConfig(steps=1, global_batch=24)

@@ -37,6 +37,17 @@ def test_help_of_a_group_lists_its_keys(command: Command) -> None:
     assert "model.tie_head=false" in command("-h", "gpt").out
 
 
+def test_help_of_a_key_or_of_any_word(command: Command) -> None:
+    assert command("--help", "train.steps").out == (
+        "keys with 'train.steps'\n  train.steps=???  optimizer steps [a whole number, at least 1]\n"
+    )
+    patience = command("--help", "patience").out
+    assert "train.early_stop.patience=null" in patience
+    assert patience.rstrip().endswith("or null]")  # the line that continues it
+    assert "model: presets" in command("--help", "model=gpt_tiny").out
+    assert "nothing is called 'sizes_of_shoes'; groups are" in command("--help", "sizes_of_shoes").out
+
+
 def test_version(command: Command) -> None:
     assert "hydra-core 1.3" in command("--version").out
 

@@ -6,12 +6,14 @@ import fcntl
 import io
 import os
 import struct
+import subprocess
 import sys
 import termios
 from pathlib import Path
 
 import pytest
 
+from launcher.announce import say
 from launcher.log_tee import tee_output
 from launcher.rank_output import Echo, LogLines
 from launcher.rank_process import RankCommand
@@ -81,6 +83,50 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     _run_one(tmp_path, "work(lambda: (print('a' * 100_000), print('end')))", echo)
     os.close(write_fd)
     assert (tmp_path / "rank_0.log").read_text().endswith("a\nend\n")
+
+
+def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "__stderr__", told)
+    (tmp_path / "rank_0.log").symlink_to("/dev/full")
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    echo = Echo(tmp_path / "rank_0.log", write_fd)
+    _run_one(tmp_path, "work(lambda: [print(n, 'a' * 1000) for n in range(200)])", echo)  # more than a pipe holds
+    os.close(write_fd)
+    assert told.getvalue() == "a log ends here, the run goes on: No space left on device\n"
+
+
+def test_a_tee_whose_log_is_on_a_full_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    with tee_output(Path("/dev/full")):
+        print("out")
+        print("more")
+    assert capsys.readouterr().out == "out\nmore\n"
+
+
+def test_lines_for_nobody_are_no_error() -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    with os.fdopen(write_fd, "w") as stream:
+        say("nobody reads this", stream)
+        say("nor this", stream)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "encoding", "says"),
+    [(">&- 2>&-", "utf-8", ""), (">/dev/full", "utf-8", "No space left on device"), ("| head -c 1", "ascii", "m")],
+    ids=["closed", "full", "few-letters"],
+)
+def test_the_program_writes_wherever_it_is_told(tmp_path: Path, redirection: str, encoding: str, says: str) -> None:
+    """Never a traceback; and what is meant for people never lands in a file that happens to have descriptor 1."""
+    command = f"{sys.executable} -m launcher --cfg job 'run.name=\"é\"' {redirection}"
+    environ = {**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert "Traceback" not in done.stderr
+    assert says in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_on_a_terminal_the_rank_has_one_too_of_the_same_size(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -186,6 +187,24 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, kind: str) -> None:
         (target / "thesis.tex").write_text("")
     with pytest.raises(ConfigErrors, match=r"run\.dir"):
         run_folder.open_named(target)
+
+
+def test_a_place_that_cannot_hold_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file system says becomes the user's message: a file where ``runs`` should be, no space."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(ConfigErrors, match=r"run\.dir: the folder cannot be used: File exists"):
+        run_folder.decide(Config(), LaunchRequest("", choices={"model": "gpt_tiny"}))
+    config = Config()
+    config.run.dir = "runs/mine"
+    with pytest.raises(ConfigErrors, match=r"run\.dir: the folder cannot be used: Not a directory"):
+        run_folder.decide(config, LaunchRequest(""))
+    with pytest.raises(ConfigErrors, match="No space left on device"), run_folder.usable(tmp_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_long_name_is_cut_in_the_folders_name(tmp_path: Path) -> None:
+    assert len(run_folder.create("x" * 300, tmp_path).name) < 255
 
 
 def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:

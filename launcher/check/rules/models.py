@@ -10,6 +10,7 @@ from launcher.errors import Problem
 from launcher.schema import Config
 from recipes.registry import MODELS
 from recipes.schema.data import TextDataConfig
+from recipes.schema.derived import divisors
 from recipes.schema.model import DeepViTConfig, DHENConfig, GPTConfig, RegNetConfig
 from recipes.sizes import ExpectedFacts, expected_facts, longest_sequence
 
@@ -21,7 +22,7 @@ INTERACTIONS = ("advanced_dlrm", "dcn_low_rank")
 def gpt(config: Config, about: About) -> Iterator[Problem]:
     model = config.model
     if isinstance(model, GPTConfig) and model.hidden_size % model.num_heads:
-        below = max(heads for heads in range(1, model.num_heads) if model.hidden_size % heads == 0)
+        below = max(heads for heads in divisors(model.hidden_size) if heads < model.num_heads)
         above = -(-model.hidden_size // model.num_heads) * model.num_heads
         yield about.problem(
             "model.num_heads",

@@ -10,7 +10,7 @@ from launcher.check.about import About
 from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config
-from recipes.schema.derived import sharding_factor
+from recipes.schema.derived import divisors, sharding_factor
 
 RULES = Rules()
 WORLD = ("cluster.num_nodes", "cluster.nproc_per_node")
@@ -37,10 +37,6 @@ def _world_in_words(config: Config) -> str:
 def _world_keys(config: Config) -> tuple[str, ...]:
     """The keys that made W what it is."""
     return WORLD if config.cluster.num_nodes > 1 else ("cluster.nproc_per_node",)
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 @RULES.reading("cluster.kind", *WORLD)
@@ -97,7 +93,7 @@ def factor(config: Config, about: About) -> Iterator[Problem]:
     sharding, ranks = config.sharding, config.cluster.nproc_per_node
     world = world_size(config)
     if sharding.factor is None and sharding.default_factor == "host" and config.cluster.num_nodes == 1:
-        between = [divisor for divisor in _divisors(world) if 1 < divisor < world]
+        between = [divisor for divisor in divisors(world) if 1 < divisor < world]
         yield about.problem(
             "sharding.factor",
             "hybrid sharding on a single host needs F by name: its default, the ranks of one host, is all of W",
@@ -115,8 +111,8 @@ def factor(config: Config, about: About) -> Iterator[Problem]:
             "sharding.factor",
             f"F does not divide {_world_in_words(config)}",
             got=chosen,
-            expected=f"a divisor of W: {', '.join(map(str, _divisors(world)))}",
-            remedy=f"sharding.factor={max(divisor for divisor in _divisors(world) if divisor <= chosen)}",
+            expected=f"a divisor of W: {', '.join(map(str, divisors(world)))}",
+            remedy=f"sharding.factor={max(divisor for divisor in divisors(world) if divisor <= chosen)}",
             also=_world_keys(config),
         )
 

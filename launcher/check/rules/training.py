@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from launcher.check.about import About
@@ -126,12 +127,12 @@ def loggers(config: Config, about: About) -> Iterator[Problem]:
 @RULES.reading("run")
 def run_folder(config: Config, about: About) -> Iterator[Problem]:
     run = config.run
-    if run.name is not None and (not run.name.strip() or "/" in run.name or run.name.startswith(".")):
+    if run.name is not None and (not run.name.strip() or re.search(r"^\.|[/\x00-\x1f]", run.name)):
         yield about.problem(
             "run.name",
             "the name becomes part of a folder's name",
             got=f"'{run.name}'",
-            expected="text without '/' that does not start with '.'",
+            expected="text without '/' and line breaks that does not start with '.'",
             remedy="run.name=my_run",
         )
     if run.dir is not None and expanded(run.dir).is_file():
