@@ -103,11 +103,6 @@ class ShardGradient:
         """Is the next reduced shard the first of its step?"""
         return not self._is_staged and self._is_unset()
 
-    @property
-    def is_empty(self) -> bool:
-        """Is the next reduced shard the first of its step?"""
-        return not self._is_staged and self._is_unset()
-
     def drop_target(self) -> None:
         self._is_target = self._is_staged = False
 
@@ -318,12 +313,12 @@ class ShardGradient:
             marker, version = self._flat_marker
             if flat.grad is not marker or index in self._cleared:
                 return True
-            zeroed = [i for i, (part, count) in self._markers.items() if part.count.zeroed != count]
+            zeroed = [i for i, (face, count) in self._markers.items() if face.count.zeroed != count]
             return index in zeroed if zeroed else marker._version != version
         if index not in self._markers:
             return False
-        part, zeroed = self._markers[index]
-        return self._handle.params[index].grad is not part or part.count.zeroed != zeroed
+        part, count_then = self._markers[index]
+        return self._handle.params[index].grad is not part or part.count.zeroed != count_then
 
     def drop_markers(self) -> None:
         self._markers.clear()

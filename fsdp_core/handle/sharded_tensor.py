@@ -128,7 +128,7 @@ class ShardedTensor(torch.Tensor):
         self.count.writes += 1
 
     @property
-    def grad(self) -> Tensor | None:  # type: ignore[override]
+    def grad(self) -> Tensor | None:
         """As of any tensor; part of the flat gradient once ``flat_parameters`` has been asked for."""
         owner = self.owner
         if owner is None or owner.flat_parameter is None:
