@@ -9,12 +9,15 @@ by a subclass of it whose ``__call__`` checkpoints.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def checkpoint_units(modules: Iterable[nn.Module]) -> None:
@@ -37,10 +40,31 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
         plain = functools.partial(cls.__call__, self)
         if not torch.is_grad_enabled():
             return plain(*args, **kwargs)
-        return checkpoint(plain, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        return checkpoint(
+            plain,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=True,
+            context_fn=lambda: (nullcontext(), statistics_held(self)),
+            **kwargs,
+        )
 
     # The name stays, so that whatever prints or looks up class names sees the model's own.
     return type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+@contextmanager
+def statistics_held(unit: nn.Module) -> Iterator[None]:
+    """The second forward must not count its batch again in the running statistics of batch norms."""
+    norms = [module for module in unit.modules() if isinstance(module, _BATCH_NORMS)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None  # weight 0 for this batch, and no count
+    try:
+        yield
+    finally:
+        for norm, (momentum, num_batches_tracked) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, num_batches_tracked
 
 
 def compile_units(modules: Iterable[nn.Module]) -> None:

@@ -69,8 +69,9 @@ class Summary:
         return "\n".join(f"{name:<{width}}  {value}".strip() for name, value in rows)
 
     def _speed(self) -> str:
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         parts = [
-            f"{amount(self.units_per_s)} {self.unit}/s on {self.world_size} ranks",
+            f"{amount(self.units_per_s)} {self.unit}/s on {ranks}",
             f"{self.step_s * 1e3:.0f} ms/step",
         ]
         if self.tflops_per_rank is not None:

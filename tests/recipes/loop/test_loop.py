@@ -72,6 +72,24 @@ def test_checkpointed_units_keep_class_names_and_parameter_names():
     assert type(model[0]) is type(model[1])
 
 
+def test_recomputation_counts_a_batch_once_in_running_statistics():
+    def trained(is_recomputed: bool) -> torch.nn.Module:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+        if is_recomputed:
+            checkpoint_units([model])
+        for _ in range(3):
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+        return model
+
+    plain, recomputed = trained(False), trained(True)
+    assert plain[1].num_batches_tracked == recomputed[1].num_batches_tracked == 3
+    assert plain[1].momentum == recomputed[1].momentum
+    for (name, expected), (_, got) in zip(plain.named_buffers(), recomputed.named_buffers(), strict=True):
+        assert torch.equal(expected, got), name
+    assert torch.equal(plain[0].weight.grad, recomputed[0].weight.grad)
+
+
 @pytest.mark.parametrize("init", ["eager", "deferred"])
 def test_both_ways_of_building_start_from_the_same_bits(plain_losses: dict, init: str):
     assert losses_of(None, small_recipe("gpt", sharding__init=init, **SHORT)) == plain_losses["gpt"]
