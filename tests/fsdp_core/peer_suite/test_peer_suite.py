@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.fsdp_core.peer_suite.cases import LONG, QUICK, Case
-from tests.support.ranks import Pools, Rank
+from tests.fsdp_core.peer_suite.table import HEAD, rows
+from tests.support.ranks import ROOT, Pools, Rank
 
 DELAY_MS = 5
 
@@ -64,3 +65,8 @@ def test_parity_with_ddp(ranks: Pools, case: Case) -> None:
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
 def test_parity_with_ddp_elsewhere(ranks: Pools, case: Case) -> None:
     ranks(case.world_size).run(_run, case)
+
+
+def test_the_docs_list_every_case() -> None:
+    page = (ROOT / "docs" / "peer_suite.md").read_text().splitlines()
+    assert [line for line in page if line.startswith("| ")] == [HEAD[0], *rows()]
