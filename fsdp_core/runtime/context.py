@@ -92,6 +92,7 @@ class Context:
         self.saved_tensor_hooks = SavedTensorHooks()
         self.log: EventLog | None = None
         self.sync_gradients = True
+        self.shows_full = False  # modules have plain whole parameters for a while: units stand aside
         self.divide_factor: float | None = None  # None: the number of ranks
         self.limit_agreement: LimitAgreement | None = None
         self.current = Pass([], has_grad=False)
@@ -375,6 +376,7 @@ class Context:
         copied.reducer = Reducer(copied.resources.streams)
         copied.saved_tensor_hooks = SavedTensorHooks()
         copied.sync_gradients, copied.divide_factor = self.sync_gradients, self.divide_factor
+        copied.shows_full = False
         copied.current, copied.tasks = Pass([], has_grad=False), BackwardTasks()
         copied._closing, copied._in_backward = None, set()
         copied.units = deepcopy(self.units, memo)

@@ -34,8 +34,8 @@ def take_gradients(context: Context, unit: Unit, node: Any, grads: Gradients) ->
         raise StateError(
             "Gradients of sharded parameters were asked for with create_graph=True.",
             unit=unit.name,
-            remedy="take the graph of gradients with respect to inputs only, or compute the penalty inside "
-            "`with fsdp_core.full_parameters(model):`",
+            remedy="take the graph of gradients with respect to inputs only; inside "
+            "`with fsdp_core.full_parameters(model):` the model is a plain one, whose gradients stay there",
         )
     wanted = [_wants(edge[0]) for edge in node.next_functions[: len(grads)]]
     if any(one == "captured" for one in wanted):

@@ -168,6 +168,8 @@ class Unit:
     # -- forward -----------------------------------------------------------------------------------------------------
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.context.shows_full:
+            return None
         if torch.is_inference_mode_enabled():  # buffers and views must outlive the mode
             with torch.inference_mode(False), torch.no_grad():
                 return self._pre_forward(args, kwargs)

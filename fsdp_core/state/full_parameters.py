@@ -83,9 +83,13 @@ def full_parameters_of(
             shown.append((unit, handle, _show(handle, flat, grad_flat)))
     for context in contexts:
         context.settle()  # peers have read this rank's shards: they may be written again
+    for context in contexts:
+        context.shows_full = bool(shown)
     try:
         yield
     finally:
+        for context in contexts:
+            context.shows_full = False
         for _, handle, parameters in shown:
             _hide(handle)
             if writeback:
