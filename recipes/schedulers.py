@@ -13,11 +13,12 @@ Schedule = Callable[[int], float]
 def schedule(config: SchedulerConfig, peak_lr: float, steps: int) -> Schedule:
     """``lr(step)`` for ``step`` in [0, steps): the rate of the update that ends step number ``step``.
 
-    Warm-up rises linearly and reaches the peak at its last step, ``warmup_steps - 1`` (never starting at 0,
+    Warm-up (``warmup_steps``, or a twentieth of ``steps`` where that is null) rises linearly and reaches the peak at
+    its last step, ``warmup_steps - 1`` (never starting at 0,
     which would waste a step). The shape then falls from the peak to ``min_lr_ratio * peak`` at the last step.
     """
     floor = peak_lr * config.min_lr_ratio
-    warmup = config.warmup_steps
+    warmup = steps // 20 if config.warmup_steps is None else config.warmup_steps
 
     def lr(step: int) -> float:
         if step < warmup:

@@ -59,7 +59,7 @@ class SchedulerConfig:
     """Learning rate over steps: linear warm-up, then a shape down to ``min_lr_ratio`` of the peak at the last step."""
 
     kind: str = described("cosine", "shape after warm-up", choices=("cosine", "linear", "constant"))
-    warmup_steps: int = described(0, "steps of linear warm-up", at_least=0)
+    warmup_steps: int | None = described(0, "steps of linear warm-up; null: a twentieth of train.steps", at_least=0)
     min_lr_ratio: float = described(0.1, "last learning rate over the peak", at_least=0, at_most=1)
 
 

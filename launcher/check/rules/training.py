@@ -53,7 +53,7 @@ def optimizers(config: Config, about: About) -> Iterator[Problem]:
 
 @RULES.reading("scheduler.warmup_steps", "train.steps")
 def warmup(config: Config, about: About) -> Iterator[Problem]:
-    if config.scheduler.warmup_steps > config.train.steps:
+    if (config.scheduler.warmup_steps or 0) > config.train.steps:
         yield about.problem(
             "scheduler.warmup_steps",
             "the run ends before the warm-up does",

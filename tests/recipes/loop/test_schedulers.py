@@ -45,3 +45,8 @@ def test_short_runs_and_long_warmups_have_a_rate_everywhere(kind: str):
     assert schedule(SchedulerConfig(kind=kind), PEAK, 1)(0) == PEAK
     lr = schedule(SchedulerConfig(kind=kind, warmup_steps=10), PEAK, 4)
     assert [lr(step) for step in range(4)] == pytest.approx([PEAK * k / 10 for k in range(1, 5)])
+
+
+def test_no_warmup_steps_means_a_twentieth_of_the_run() -> None:
+    assert rates(kind="cosine", warmup_steps=None) == rates(kind="cosine", warmup_steps=STEPS // 20)
+    assert rates(kind="cosine", warmup_steps=None) != rates(kind="cosine", warmup_steps=0)
