@@ -22,6 +22,7 @@ _LOST_PEER_TEXTS = (
 )
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
 _LAST_LOG_LINES = 15
+_USERS = ("DataError", "ConfigErrors")  # told apart by name: errors of the recipe and of the checker
 _CAUSE_ORDER = ("vanished", "raised", "lost_peer")
 
 
@@ -37,6 +38,7 @@ class Failure:
         rank was gone).
     traceback: of the exception; empty where there was none.
     hint: what to try.
+    is_users: something the user must change, told in their words: where it was found in the code helps nobody.
     """
 
     rank: int
@@ -46,6 +48,7 @@ class Failure:
     kind: str = "raised"
     traceback: str = ""
     hint: str = ""
+    is_users: bool = False
 
     @property
     def is_lost_peer(self) -> bool:
@@ -57,6 +60,8 @@ def from_exception(rank: int, error: BaseException, traceback: str) -> Failure:
     chain = list(_causes(error))
     text = " ".join(str(error).split()) or "no message"
     what = f"{type(error).__name__}: {text}"
+    if type(error).__name__ in _USERS:
+        return Failure(rank, str(error), EXIT_RANK_FAILED, time.time(), traceback=traceback, is_users=True)
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}) before the run ended"
     if any(_is_out_of_memory(link) for link in chain):
@@ -96,6 +101,8 @@ def describe(failure: Failure, world_size: int, log_path: Path) -> str:
     """What a person reads: the rank, what happened, the traceback or the last lines of its log, and where to look."""
     verb = "failed: " if failure.traceback else ""
     lines = [f"rank {failure.rank} of {world_size} {verb}{failure.what}"]
+    if failure.is_users:
+        return f"{failure.what}\n\nfound by {lines[0].partition(' failed')[0]}; traceback in its log: {log_path}"
     detail = failure.traceback or last_lines(log_path)
     if detail:
         lines.append("" if failure.traceback else "the last lines of its log:")

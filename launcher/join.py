@@ -92,7 +92,7 @@ def _report(failure: Failure) -> None:
         # torchrun names the earliest by whole seconds: the cause goes first, and mostly ends this rank meanwhile.
         time.sleep(_SETTLE_S)
     print(f"rank {failure.rank}: {failure.what}", file=sys.stderr)
-    if failure.traceback:
+    if failure.traceback and not failure.is_users:
         print(failure.traceback, file=sys.stderr)
     if failure.hint:
         print(failure.hint, file=sys.stderr)

@@ -27,6 +27,7 @@ from launcher.rank_plan import rank_commands
 from launcher.request import LaunchRequest
 from launcher.schema import ClusterConfig, Config
 from launcher.status_pipe import StatusReader, StatusWriter
+from recipes.data.errors import DataError
 
 
 def plan(
@@ -330,6 +331,15 @@ def test_the_cause_comes_before_its_consequences() -> None:
 def test_exceptions_as_records(error: BaseException, exit_code: int, kind: str) -> None:
     record = failure.from_exception(4, error, "Traceback")
     assert (record.rank, record.exit_code, record.kind) == (4, exit_code, kind)
+
+
+def test_a_users_mistake_is_told_without_a_traceback(tmp_path: Path) -> None:
+    record = failure.from_exception(2, DataError("corpus/a.jsonl:2: not JSON"), "Traceback ...")
+    assert (record.exit_code, record.traceback) == (1, "Traceback ...")  # which goes into the rank's log
+    told = failure.describe(record, 4, tmp_path / "rank_2.log")
+    assert told == (
+        f"corpus/a.jsonl:2: not JSON\n\nfound by rank 2 of 4; traceback in its log: {tmp_path / 'rank_2.log'}"
+    )
 
 
 def test_a_cause_inside_an_error_of_ours_counts() -> None:
