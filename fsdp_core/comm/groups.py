@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,7 @@ def build_groups(
     rank = dist.get_rank()
     if len(ranks) == 1:
         return _single_rank(table, rank, device)
-    subgroups = _subgroups(parent, table, rank, device)
+    subgroups = _subgroups(parent, table, rank, device, [parent])
     return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes)
 
 
@@ -108,7 +109,8 @@ def _from_mesh(
     rank = dist.get_rank()
     if table.world_size == 1:
         return _single_rank(table, rank, device)
-    subgroups = _subgroups(("mesh", tuple(sum(table.rows, ()))), table, rank, device)
+    axes = [mesh.get_group(axis) for axis in reversed(range(mesh.ndim))]
+    subgroups = _subgroups(("mesh", tuple(sum(table.rows, ()))), table, rank, device, axes)
     return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes)
 
 
@@ -117,10 +119,15 @@ def _single_rank(table: RankTable, rank: int, device: torch.device) -> Groups:
     return Groups(table, rank, local, local, local, ())
 
 
-def _subgroups(parent: Any, table: RankTable, rank: int, device: torch.device) -> dict[tuple[int, ...], Any]:
+def _subgroups(
+    parent: Any, table: RankTable, rank: int, device: torch.device, spanning: Sequence[Any]
+) -> dict[tuple[int, ...], Any]:
     """torch groups of this rank's row, column and of all ranks of the table.
 
     Only members call ``new_group`` (``use_local_synchronization``): the ranks outside need not know.
+
+    Args:
+        spanning: existing groups that connect all ranks of the table, one hop after the other.
     """
     cached = _torch_groups.get((parent, table.rows))
     if cached is not None:
@@ -132,11 +139,29 @@ def _subgroups(parent: Any, table: RankTable, rank: int, device: torch.device) -
     timeout = timeout_of(whole, device)
     if isinstance(parent, dist.ProcessGroup):
         found[everyone] = parent
-    for ranks in (everyone, table.shard_group(rank), table.replicate_group(rank)):
-        if len(ranks) > 1 and ranks not in found:
-            found[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, timeout=timeout)
+    wanted = [everyone, table.shard_group(rank), table.replicate_group(rank)]
+    missing = list(dict.fromkeys(ranks for ranks in wanted if len(ranks) > 1 and ranks not in found))
+    if missing:
+        _even_out_group_counts(spanning, rank, device)
+    for ranks in missing:
+        found[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, timeout=timeout)
     _torch_groups[(parent, table.rows)] = found
     return found
+
+
+def _even_out_group_counts(spanning: Sequence[Any], rank: int, device: torch.device) -> None:
+    """Make the number of groups that this process knows the same on all ranks of ``spanning``.
+
+    torch names a locally synchronised group after its ranks and after how many groups the process has seen. Ranks
+    that belong to different earlier groups would wait for each other under different names, without end. A group of
+    one costs no communication and counts.
+    """
+    known = len(dist.distributed_c10d._world.pg_names)
+    most = torch.tensor(known, dtype=torch.int64, device=device)
+    for group in spanning:
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    for _ in range(int(most) - known):
+        dist.new_group([rank], use_local_synchronization=True)
 
 
 def _wired(
