@@ -66,7 +66,7 @@ FIELDS = {
     "micro-batches not shared": (["train.micro_batch=3", "train.global_batch=16"], ["3 x 2 = 6 does not divide 16"]),
     "fp16 without scaler": (["precision.param_dtype=float16"], ["loss scaler", "precision=fp16"]),
     "heads against width": (["model.num_heads=3"], ["the heads do not divide the width 128", "model.num_heads=2"]),
-    "samples too long": (["data.seq_len=512"], ["256 positions", "model.max_seq_len=512"]),
+    "samples too long": (["data.seq_len=512"], ["128 positions", "model.max_seq_len=512"]),
     "vocabulary too small": (["model.vocab_size=100"], ["259 different tokens", "model.vocab_size=null"]),
     "more nodes than here": (["cluster.num_nodes=2"], ["more nodes than this machine", "torchrun --nnodes 2"]),
     "torchrun without ranks": (["cluster=torchrun"], ["RANK and WORLD_SIZE are not set", "cluster=local"]),
