@@ -329,7 +329,8 @@ class _ScratchPool:
             memory = min(fitting, key=Tensor.numel)
             self._free = [block for block in self._free if block is not memory]
         else:
-            memory = torch.empty(count * nbytes, dtype=torch.uint8)
+            with torch.inference_mode(False):
+                memory = torch.empty(count * nbytes, dtype=torch.uint8)
         return [memory[index * nbytes : (index + 1) * nbytes].view(like.dtype) for index in range(count)]
 
     def give(self, tensors: list[Tensor]) -> None:

@@ -176,11 +176,12 @@ class SharedMemoryWire(Wire):
 
     def empty(self, numel: int, dtype: torch.dtype, role: BufferRole) -> Tensor:
         try:
-            if role is BufferRole.SHARD:
-                return self._shards.empty(numel, dtype)
-            if role is BufferRole.FULL:
-                return torch.empty(numel, dtype=dtype)
-            return self._home.empty(numel, dtype)
+            with torch.inference_mode(False):  # memory outlives the mode it was first needed in
+                if role is BufferRole.SHARD:
+                    return self._shards.empty(numel, dtype)
+                if role is BufferRole.FULL:
+                    return torch.empty(numel, dtype=dtype)
+                return self._home.empty(numel, dtype)
         except WireError as error:
             raise self._board.fail(error) from None
 
@@ -189,7 +190,8 @@ class SharedMemoryWire(Wire):
         if slot is None or self._pages is None:
             return None
         try:
-            view = self._shards.view_of(slot, dtype or slot.dtype)
+            with torch.inference_mode(False):
+                view = self._shards.view_of(slot, dtype or slot.dtype)
         except WireError as error:
             raise self._board.fail(error) from None
         if view not in self._views:
@@ -376,7 +378,8 @@ class SharedMemoryWire(Wire):
         if tensor.numel() == 0:
             return NOWHERE
         try:
-            copy = self._home.empty(tensor.numel(), tensor.dtype)
+            with torch.inference_mode(False):
+                copy = self._home.empty(tensor.numel(), tensor.dtype)
         except WireError as error:
             raise self._board.fail(error) from None
         copy.copy_(tensor)

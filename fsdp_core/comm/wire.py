@@ -115,7 +115,8 @@ class Wire(abc.ABC):
 
     def empty(self, numel: int, dtype: torch.dtype, role: BufferRole) -> Tensor:
         """Uninitialised 1-D memory that this wire likes for ``role``. May raise ``WireError`` (no space)."""
-        return torch.empty(numel, dtype=dtype, device=self.device)
+        with torch.inference_mode(False):  # memory outlives the mode it was first needed in
+            return torch.empty(numel, dtype=dtype, device=self.device)
 
     @property
     @abc.abstractmethod

@@ -201,6 +201,33 @@ def test_several_reductions_in_flight(ranks: Pools, name: str, size: int) -> Non
     ranks(size).run(_many_in_flight, name)
 
 
+def _across_inference_mode(rank: Rank, name: str) -> None:
+    """Memory asked for, and collectives issued, in inference mode are used outside of it."""
+    world = rank.world_size
+    with wire_on(rank, name) as wire:
+        for numel in (5, 40_000):  # small and large all-reduces differ
+            tensor = torch.ones(numel)
+            source = torch.ones(numel * world)
+            target = torch.empty(numel)
+            with torch.inference_mode():
+                shard = wire.empty(numel, torch.float32, BufferRole.SHARD)
+                full = wire.full_view(shard)
+                full = wire.empty(numel * world, torch.float32, BufferRole.FULL) if full is None else full
+                works = [wire.all_reduce(tensor, LABEL), wire.reduce_scatter(target, source, LABEL)]
+            for work in works:
+                work.wait()
+            shard.fill_(rank.rank)
+            wire.all_gather(full, shard, LABEL).wait()
+            assert full[-1] == world - 1
+            assert tensor[-1] == target[-1] == world
+            wire.quiesce()
+
+
+@pytest.mark.parametrize("name", ["gloo_p2p", "shared_memory"])
+def test_inference_mode_leaves_no_trace(ranks: Pools, name: str) -> None:
+    ranks(3).run(_across_inference_mode, name)
+
+
 def _foreign_memory_is_free_after_wait(rank: Rank, name: str) -> None:
     world = rank.world_size
     with wire_on(rank, name) as wire:
