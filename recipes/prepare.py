@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from recipes.data.errors import DataError
 from recipes.data.files import expanded
 from recipes.data.loading import EvalBatches, TrainBatches
 from recipes.data.records import PrepareRequest, Splits
@@ -19,7 +20,13 @@ from recipes.schema.derived import micro_batch
 def prepare_splits(config: RecipeConfig, ranks: Ranks, report: Report) -> Splits:
     """Rank 0 prepares (tokenises, caches), the others wait for it. Collective."""
     cache_dir = data_cache_dir(config.data.cache_dir)
-    cache_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"data.cache_dir: {cache_dir} cannot be made: {error.strerror}. Expected a folder that you may write to; "
+            "set data.cache_dir to another one"
+        ) from error
     request = PrepareRequest(
         task=MODELS[config.model.kind].task,
         seed=data_seed(config),

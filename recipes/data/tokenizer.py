@@ -7,7 +7,8 @@ special token (``</s>``) as text.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ Ids = NDArray[np.int64]
 _TOKENIZER_FILES = (".json", ".txt", ".model", ".vocab", ".tiktoken", ".jinja")
 _LEARNED_FILE = "tokenizer.json"
 _SPECIALS = ("<pad>", "</s>", "<unk>")
+_ENDLESS_WORD = re.compile(r"(\S{1000})(?=\S)")
 
 
 class TextTokenizer(abc.ABC):
@@ -150,11 +152,18 @@ def learn_tokenizer(folder: Path, texts: Iterable[str], vocab_size: int) -> None
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_without_endless_words(texts), trainer)
     tokenizer.save(str(folder / _LEARNED_FILE))
     pad, eos, unk = _SPECIALS
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": eos, "unk_token": unk}
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _without_endless_words(texts: Iterable[str]) -> Iterator[str]:
+    """The same text in more pieces: learning takes the square of a word's length, and minified code or base64 has
+    words of megabytes."""
+    for text in texts:
+        yield from (piece for piece in _ENDLESS_WORD.split(text) if piece)
 
 
 @dataclass(frozen=True)

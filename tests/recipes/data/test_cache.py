@@ -11,9 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipes.data.cache import cached_folder, prepared_folder
 from recipes.data.errors import DataError
+from recipes.prepare import prepare_splits
+from recipes.ranks import Ranks
+from recipes.report import Report
+from recipes.schema import RecipeConfig
+from recipes.schema.data import SyntheticClicksConfig
+from recipes.schema.model import DHENConfig
 
 BUILDER = """
 import sys, time
@@ -170,3 +177,10 @@ def test_without_locks_the_others_wait_for_the_main_rank(
     for _ in range(2):  # built, then found
         prepared_folder(request, "group", {"a": 1}, build)
     assert order == ["build", "barrier", "barrier"]
+
+
+def test_a_cache_that_cannot_be_made_is_told_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = RecipeConfig(data=SyntheticClicksConfig(cache_dir=str(tmp_path / "file")), model=DHENConfig())
+    with pytest.raises(DataError, match=r"data\.cache_dir: .*file cannot be made: File exists"):
+        prepare_splits(config, Ranks(0, 1, torch.device("cpu")), Report(is_main=True, is_interactive=False))

@@ -126,3 +126,12 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path, content: dict[str, str] | 
             (folder / name).write_text(text)
     with pytest.raises(DataError, match=f"data.tokenizer.path=.*{message}"):
         FolderTokenizer(str(folder))
+
+
+def test_a_word_without_end_can_be_learned(tmp_path: Path) -> None:
+    """Its length counts once, not squared: as one word this takes hours."""
+    learn_tokenizer(tmp_path, ["x" * 3_000_000, TEXT], vocab_size=300)
+    tokenizer = LearnedTokenizer(tmp_path, 300)
+    (ids,) = tokenizer.encode([b"xxxx" * 1000])
+    assert len(ids) < 1000
+    assert tokenizer.decode(ids) == "xxxx" * 1000
