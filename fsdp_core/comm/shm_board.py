@@ -216,7 +216,7 @@ class Board:
         address = self._address + index * 8  # low half first: all supported machines are little-endian
         while (value := words[index]) < at_least:
             self.compare()
-            self._check_peers(peer, at_least, time.monotonic() > deadline)
+            self._check_peers(peer, word, at_least, time.monotonic() > deadline)
             self._futex.wait(address, value & 0xFFFFFFFF, _SLICE_S)
 
     def compare(self) -> None:
@@ -264,18 +264,27 @@ class Board:
         for word in (Word.ISSUED, Word.CONSUMED):
             self._futex.wake(self._address + self._word_at(self.group_rank, word) * 8)
 
-    def _check_peers(self, waiting_for: int, at_least: int, is_late: bool) -> None:
-        """Raise when the wait is in vain: a peer failed, left or died, or the time is up."""
+    def _check_peers(self, waiting_for: int, word: Word, at_least: int, is_late: bool) -> None:
+        """Raise when the wait is in vain: a peer failed, left or died, or the time is up.
+
+        A peer's state is read first and its word after it: one that did its part and then left is no trouble.
+        """
         for peer in self._others:
             state = self._words[self._word_at(peer, Word.STATE)]
             if state in (RankState.FAILED, RankState.MISMATCHED):
                 raise self.fail(self._repeat(peer, RankState(state)))
-            if state == RankState.RUNNING and is_dead(self._pids[peer]):
+            is_gone = state == RankState.RUNNING and is_dead(self._pids[peer])
+            if is_gone and not self._has_come(peer, word, at_least):
                 raise self.fail(self._missing(peer, at_least, "its process has died"))
-        if self._words[self._word_at(waiting_for, Word.STATE)] == RankState.CLOSED:
+        has_left = self._words[self._word_at(waiting_for, Word.STATE)] == RankState.CLOSED
+        if has_left and not self._has_come(waiting_for, word, at_least):
             raise self.fail(self._missing(waiting_for, at_least, "it has closed its wire"))
-        if is_late:
+        if is_late and not self._has_come(waiting_for, word, at_least):
             raise self.fail(self._missing(waiting_for, at_least, f"it did not come within {self._timeout_s:g} s"))
+
+    def _has_come(self, peer: int, word: Word, at_least: int) -> bool:
+        self.fence()
+        return bool(self._words[self._word_at(peer, word)] >= at_least)
 
     def _repeat(self, peer: int, state: RankState) -> EngineError:
         at = peer * SECTION_BYTES + _REASON_AT
