@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C and hands that down; the programs under test are stopped with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 if TYPE_CHECKING:
     from tests.support.ranks import Pools
 
