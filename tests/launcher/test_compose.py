@@ -388,4 +388,5 @@ def test_presets_lie_in_the_package() -> None:
 @pytest.mark.parametrize("group", ["model", "data", "optimizer"])
 def test_every_kind_has_a_preset(group: str) -> None:
     kinds = {yaml.safe_load(file.read_text()).get("kind") for file in (ROOT / "configs" / group).glob("*.yaml")}
-    assert kinds == set(KINDS[group].names())
+    ours = {name for name in KINDS[group].names() if KINDS[group].get(name).config.__module__.startswith("recipes.")}
+    assert kinds == ours  # other tests may have registered kinds of their own
