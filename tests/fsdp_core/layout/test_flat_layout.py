@@ -82,8 +82,6 @@ def test_boxes_cover_a_run_once(shape: list[int], order: random.Random, cut: tup
     covered = []
     for box in boxes:
         axes = [range(offset, offset + size) for offset, size in zip(box.offsets, box.sizes, strict=True)]
-        covered += [
-            sum(i * s for i, s in zip(place, stride, strict=True)) for place in itertools.product(*axes)
-        ]
+        covered += [sum(i * s for i, s in zip(place, stride, strict=True)) for place in itertools.product(*axes)]
         assert box.end - box.start == math.prod(box.sizes)
     assert sorted(covered) == list(range(start, max(end, start)))
