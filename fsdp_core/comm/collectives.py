@@ -69,9 +69,14 @@ class CollectivesWire(Wire):
         device: torch.device,
         ranks_per_host: int | None = None,
     ) -> None:
-        self.group, self.ranks = group, tuple(ranks)
-        self.group_size = len(self.ranks)
-        self.group_rank = dist.get_rank(group)
+        self.group = group
+        self._take_place(ranks, dist.get_rank(group), device, ranks_per_host)
+
+    def _take_place(
+        self, ranks: Sequence[int], group_rank: int, device: torch.device, ranks_per_host: int | None
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.group_size, self.group_rank = len(self.ranks), group_rank
         self._device = device
         self.counter = WireCounter()
         hosts = [rank // ranks_per_host if ranks_per_host else 0 for rank in self.ranks]
@@ -99,6 +104,7 @@ class CollectivesWire(Wire):
         self.counter.record(primitive, intra, round(nbytes) - intra)
 
     def _call(self, label: Label, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Starts a collective; ``function`` is torch.distributed's."""
         try:
             return function(*args, group=self.group, async_op=True, **kwargs)
         except RuntimeError as error:

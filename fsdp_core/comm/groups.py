@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from fsdp_core.comm.local import LocalWire
 from fsdp_core.comm.select import choose_wire, timeout_of
+from fsdp_core.comm.streams import Streams, streams_for
 from fsdp_core.comm.wire import Wire
 from fsdp_core.errors import WrapError
 from fsdp_core.layout.mesh import RankTable, build_rank_table
@@ -31,6 +33,7 @@ class Groups:
     replicate: Wire
     world: Wire
     messages: tuple[str, ...]  # what the choice of wires wants the user to know
+    has_peers: bool = True  # False: the other ranks exist on paper only, there is nothing to agree on
 
     @property
     def world_size(self) -> int:
@@ -42,6 +45,24 @@ class Groups:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Groups:
         return self  # processes cannot be copied
+
+
+class RankStandIn(abc.ABC):
+    """What may stand in place of a process group whose other ranks exist on paper only (``fsdp_core.simulate``)."""
+
+    rank: int
+    world_size: int
+
+    @abc.abstractmethod
+    def wire(self, ranks: tuple[int, ...], ranks_per_host: int | None) -> Wire: ...
+
+    @abc.abstractmethod
+    def streams(self) -> Streams: ...
+
+
+def streams_of(process_group: Any, device: torch.device) -> Streams:
+    """The streams that the collectives of ``process_group`` are ordered on."""
+    return process_group.streams() if isinstance(process_group, RankStandIn) else streams_for(device)
 
 
 _torch_groups: dict[tuple[Any, tuple[tuple[int, ...], ...]], dict[tuple[int, ...], Any]] = {}
@@ -58,6 +79,8 @@ def build_groups(
     expected_bytes: int = 0,
 ) -> Groups:
     """Collective over all ranks that take part. Without torch.distributed: one rank on its own."""
+    if isinstance(process_group, RankStandIn):
+        return _on_paper(process_group, sharding_factor, device, ranks_per_host)
     if not dist.is_available() or not dist.is_initialized():
         if process_group is not None or mesh is not None:
             raise WrapError(
@@ -112,6 +135,19 @@ def _from_mesh(
     axes = [mesh.get_group(axis) for axis in reversed(range(mesh.ndim))]
     subgroups = _subgroups(("mesh", tuple(sum(table.rows, ()))), table, rank, device, axes)
     return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes)
+
+
+def _on_paper(
+    ranks: RankStandIn, sharding_factor: int | None, device: torch.device, ranks_per_host: int | None
+) -> Groups:
+    table = build_rank_table(range(ranks.world_size), sharding_factor)
+    rank = ranks.rank
+    members = (table.shard_group(rank), table.replicate_group(rank), tuple(range(ranks.world_size)))
+    wires = {
+        group: LocalWire(device) if len(group) == 1 else ranks.wire(group, ranks_per_host) for group in set(members)
+    }
+    shard, replicate, world = (wires[group] for group in members)
+    return Groups(table, rank, shard, replicate, world, (), has_peers=False)
 
 
 def _single_rank(table: RankTable, rank: int, device: torch.device) -> Groups:

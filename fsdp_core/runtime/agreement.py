@@ -48,7 +48,7 @@ def _rows(plan: Plan) -> list[tuple[str, str, PlannedParameter]]:
 
 def check_structure(plan: Plan, groups: Groups) -> None:
     """Raises ``MismatchError`` on all ranks if names, shapes, dtypes or units differ anywhere."""
-    if groups.world_size == 1:
+    if groups.world_size == 1 or not groups.has_peers:
         return
     rows = _rows(plan)
     low, high = _extremes(groups.world, [len(rows)])
@@ -78,7 +78,7 @@ def check_structure(plan: Plan, groups: Groups) -> None:
 
 def check_values(root: nn.Module, plan: Plan, groups: Groups) -> None:
     """Raises ``MismatchError`` on all ranks if initial values differ; each rank would shard another model."""
-    if groups.world_size == 1:
+    if groups.world_size == 1 or not groups.has_peers:
         return
     _check_recordings(root, plan, groups)
     rows = [row for row in _rows(plan) if not (row[2].tensor.is_meta or is_deferred(row[2].tensor))]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fsdp_core.comm.groups import Groups, build_groups
+from fsdp_core.comm.groups import Groups, build_groups, streams_of
 from fsdp_core.comm.memory import BufferPool
-from fsdp_core.comm.streams import streams_for
 from fsdp_core.comm.wire import Label
 from fsdp_core.errors import WrapError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleDtypes, Place, Resources
@@ -50,7 +49,7 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
         check_values(root, plan, groups)
     _drop_derived_tensors(root)
     cast_buffers(root, options.mixed_precision, device, plan.ignored)
-    streams = streams_for(device)
+    streams = streams_of(options.process_group, device)
     resources = Resources(BufferPool(streams, options.gather_buffers == "pooled"), streams)
     context = Context(
         resources=resources,

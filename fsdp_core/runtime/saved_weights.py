@@ -26,6 +26,13 @@ _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _are_hooks_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
+def _address(tensor: Tensor) -> int:
+    """Where the first element lies. Tensors without memory get a range of their own for each storage."""
+    if tensor.is_meta:
+        return (tensor.untyped_storage()._cdata << 48) + tensor.storage_offset() * tensor.itemsize
+    return tensor.data_ptr()
+
+
 class SavedWeight:
     """One saved view of a gathered buffer."""
 
@@ -55,7 +62,7 @@ class SavedTensorHooks:
         for handle in unit.handles:
             buffer = handle.full_buffer
             if buffer is not None and handle.fixed_full is None:
-                first = buffer.tensor.data_ptr()
+                first = _address(buffer.tensor)
                 self._open.append((first, first + buffer.tensor.nbytes, unit, handle))
         _push_hooks(self.pack, self.unpack)
         return True
@@ -65,7 +72,7 @@ class SavedTensorHooks:
         self._open = [entry for entry in self._open if entry[2] is not unit]
 
     def pack(self, tensor: Tensor) -> Any:
-        address = tensor.data_ptr()
+        address = _address(tensor)
         for first, end, unit, handle in self._open:
             if first <= address < end and tensor.dtype == handle.dtypes.compute and not tensor.is_conj():
                 saved = SavedWeight(unit, handle, (address - first) // tensor.itemsize, tensor)

@@ -1,0 +1,245 @@
+"""One rank of W, played in one process on tensors without memory; whatever it asks of its device goes on a tape.
+
+    with Recorder() as recorder:
+        model = build()                                  # on the meta device
+        fully_shard(model, process_group=recorder.ranks(rank=0, world_size=512), device="meta")
+        train_one_step(model)
+        recorder.begin_tape()
+        train_one_step(model)
+    recorder.tape
+
+Nothing of the engine is written a second time: it runs as it is, with a wire, streams and events that write down
+what they are asked. What depends on the device is taken to be the usual case of a busy one: an event has happened
+only once the host has waited for it, or for a later one of its stream.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_core.comm.collectives import CollectivesWire
+from fsdp_core.comm.groups import RankStandIn
+from fsdp_core.comm.streams import Event, Streams
+from fsdp_core.comm.wire import Label
+from fsdp_core.simulate import tape as t
+from fsdp_core.simulate.cost import cost_of
+from fsdp_core.simulate.cuda_kernels import CudaKernels
+
+_META = torch.device("meta")
+_PRIMITIVES = {
+    "all_gather_single": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+}
+
+
+class Recorder:
+    """See the module's docstring. Blocks are found by their storages and freed when the last user lets go."""
+
+    def __init__(self) -> None:
+        self.tape = t.Tape()
+        self.stream = t.COMPUTE
+        self._live: dict[int, t.Alloc] = {}  # by block
+        self._block_of: dict[int, int] = {}  # by storage
+        self._watches: dict[int, weakref.ref[Any]] = {}
+        self._num_blocks = self._num_events = 0
+        self._happened: dict[int, int] = {}  # by stream: the newest event the host knows of
+        self._is_recording = False
+        self._stack = ExitStack()
+
+    # -- the session -------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        self._stack.enter_context(CudaKernels())
+        self._stack.enter_context(_Watch(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_recording = False
+        self._stack.close()
+
+    def begin_tape(self) -> None:
+        """What is alive now is what the tape begins with."""
+        self.tape = t.Tape(held=list(self._live.values()))
+        self._is_recording = True
+
+    def end_tape(self) -> t.Tape:
+        self._is_recording = False
+        return self.tape
+
+    def add(self, entry: t.Entry) -> None:
+        if self._is_recording:
+            self.tape.entries.append(entry)
+
+    def mark(self, kind: str, unit: str = "", phase: str = "") -> None:
+        self.add(t.Mark(kind, unit, phase))
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def hold(self, tensor: Tensor, what: str) -> int:
+        """The block of the tensor's storage; a new one if the storage is new."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        block = self._block_of.get(key)
+        if block is None:
+            block = self._num_blocks
+            self._num_blocks += 1
+            alloc = t.Alloc(block, storage.nbytes(), self.stream, what)
+            self._block_of[key] = block
+            self._live[block] = alloc
+            self._watches[key] = weakref.ref(storage, lambda _: self._let_go(key, block))
+            self.add(alloc)
+        return block
+
+    def _let_go(self, key: int, block: int) -> None:
+        if self._block_of.get(key) == block:
+            del self._block_of[key], self._watches[key]
+        if self._live.pop(block, None) is not None:
+            self.add(t.Free(block))
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def new_event(self) -> int:
+        self._num_events += 1
+        return self._num_events - 1
+
+    def has_happened(self, event: int, stream: int) -> bool:
+        return event <= self._happened.get(stream, -1)
+
+    def host_wait(self, event: int, stream: int) -> None:
+        self._happened[stream] = max(event, self._happened.get(stream, -1))
+        self.add(t.HostWait(event))
+
+    # -- ranks -------------------------------------------------------------------------------------------------------
+
+    def ranks(self, rank: int, world_size: int) -> PretendRanks:
+        """To be passed as ``process_group``: this process is ``rank`` of ``world_size`` that exist on paper."""
+        return PretendRanks(self, rank, world_size)
+
+
+class PretendRanks(RankStandIn):
+    """Stands for a process group whose other ranks do not exist."""
+
+    def __init__(self, recorder: Recorder, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is none of {world_size} ranks")
+        self.recorder, self.rank, self.world_size = recorder, rank, world_size
+
+    def wire(self, ranks: tuple[int, ...], ranks_per_host: int | None) -> RecordedWire:
+        return RecordedWire(self.recorder, ranks, ranks.index(self.rank), ranks_per_host)
+
+    def streams(self) -> RecordedStreams:
+        return RecordedStreams(self.recorder)
+
+
+class _RecordedEvent(Event):
+    def __init__(self, recorder: Recorder, number: int, stream: int) -> None:
+        self._recorder, self.number, self._stream = recorder, number, stream
+
+    def has_happened(self) -> bool:
+        return self._recorder.has_happened(self.number, self._stream)
+
+    def synchronize(self) -> None:
+        self._recorder.host_wait(self.number, self._stream)
+
+
+class RecordedStreams(Streams):
+    """The engine's three streams, on paper."""
+
+    is_inline = False
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def on_gather(self) -> AbstractContextManager[object]:
+        return self._recorder.on(t.GATHER)
+
+    def on_reduce(self) -> AbstractContextManager[object]:
+        return self._recorder.on(t.REDUCE)
+
+    def record(self) -> Event:
+        recorder = self._recorder
+        event = _RecordedEvent(recorder, recorder.new_event(), recorder.stream)
+        recorder.add(t.Record(event.number, recorder.stream))
+        return event
+
+    def wait(self, event: Event) -> None:
+        if isinstance(event, _RecordedEvent):
+            self._recorder.add(t.Wait(event.number, self._recorder.stream))
+
+    def keep_for_current(self, tensor: Tensor) -> None:
+        recorder = self._recorder
+        recorder.add(t.UsedOn(recorder.hold(tensor, "kept"), recorder.stream))
+
+
+class _RecordedWork:
+    """What torch's collectives return."""
+
+    def __init__(self, recorder: Recorder, event: int) -> None:
+        self._recorder, self._event, self._has_waited = recorder, event, False
+
+    def wait(self) -> None:
+        if not self._has_waited:
+            self._has_waited = True
+            self._recorder.add(t.Wait(self._event, self._recorder.stream))
+
+    def is_completed(self) -> bool:
+        return self._has_waited
+
+
+class RecordedWire(CollectivesWire):
+    """Counts and orders like the wire of a real run on CUDA; nothing is sent."""
+
+    def __init__(self, recorder: Recorder, ranks: tuple[int, ...], group_rank: int, ranks_per_host: int | None) -> None:
+        self._recorder = recorder
+        self._take_place(ranks, group_rank, _META, ranks_per_host)
+
+    def _call(self, label: Label, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        recorder, event = self._recorder, self._recorder.new_event()
+        whole = max(tensor.nbytes for tensor in args if isinstance(tensor, Tensor))
+        primitive = _PRIMITIVES[function.__name__]
+        recorder.add(t.Collective(primitive, recorder.stream, event, whole, self.ranks, label.unit, label.phase))
+        return _RecordedWork(recorder, event)
+
+    def quiesce(self) -> None:
+        return None
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation on tensors: its cost, and the memory it takes."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        recorder = self._recorder
+        cost = cost_of(func, args, kwargs, result)
+        for tensor in cost.on_device:
+            recorder.hold(tensor, cost.name)
+        if not cost.is_view:
+            recorder.add(t.Kernel(cost.name, recorder.stream, cost.flops, cost.nbytes, cost.is_half))
+        return result
