@@ -23,6 +23,7 @@ from launcher.multirun import check_jobs
 from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.schema import Config
+from launcher.slurm.start import script_of, submit_run
 from launcher.streams import lead_nowhere, make_streams_safe
 
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -85,7 +86,13 @@ def _run(arguments: list[str]) -> int:
     if config.action == "check":
         print(summary(config, composed.choices), "ok", sep="\n")
         return EXIT_OK
-    return launch(config, _request(arguments, composed, config))
+    request = _request(arguments, composed, config)
+    if config.action == "print_script":
+        print(script_of(config, request), end="")
+        return EXIT_OK
+    if config.cluster.kind == "slurm":
+        return submit_run(config, request)
+    return launch(config, request)
 
 
 def _refuse_flags(line: CommandLine) -> None:

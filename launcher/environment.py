@@ -1,4 +1,4 @@
-"""Ranks that somebody else started: read from the environment, as torchrun and its like set it."""
+"""Ranks that somebody else started: read from the environment, as torchrun and its like set it, or as srun does."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.errors import ConfigErrors, Problem
+from launcher.slurm.step import Step, step_of
 
 REMEDY = "start with torchrun, or unset RANK and WORLD_SIZE for a plain start on this machine"
 
 
 @dataclass(frozen=True)
 class JoinedRanks:
-    """This process among ranks that exist already. Every host has local_world_size of them, so W = num_nodes x that."""
+    """This process among ranks that exist already. Every host has local_world_size of them, so W = num_nodes x that.
+
+    step: the SLURM job step whose tasks the ranks are; None if torchrun, its like, or our own launcher started them.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
+    step: Step | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -28,11 +33,17 @@ class JoinedRanks:
     def node_rank(self) -> int:
         return self.rank // self.local_world_size
 
+    @classmethod
+    def of_step(cls, step: Step) -> JoinedRanks:
+        return cls(step.rank, step.world_size, step.local_rank, step.local_world_size, step)
+
 
 def joined_ranks(environ: Mapping[str, str] = os.environ) -> JoinedRanks | None:
-    """The ranks to join, or None for a plain start (neither RANK nor WORLD_SIZE is set).
+    """The ranks to join, or None for a plain start.
 
-    LOCAL_RANK and LOCAL_WORLD_SIZE may be absent: all ranks are then taken to be on this host.
+    RANK and WORLD_SIZE come first: torchrun inside a SLURM job sets them, and SLURM's variables then speak of torchrun
+    itself. LOCAL_RANK and LOCAL_WORLD_SIZE may be absent: all ranks are then taken to be on this host. Without them the
+    tasks of a SLURM job step are the ranks, if there are several: one alone is a shell on a node (``srun --pty``).
 
     Raises:
         ConfigErrors: half of the variables, no numbers, or ranks spread unevenly over hosts.
@@ -40,7 +51,8 @@ def joined_ranks(environ: Mapping[str, str] = os.environ) -> JoinedRanks | None:
     names = ("RANK", "WORLD_SIZE")
     present = [name for name in names if environ.get(name)]
     if not present:
-        return None
+        step = step_of(environ)
+        return None if step is None or step.world_size == 1 else JoinedRanks.of_step(step)
     if len(present) < len(names):
         absent = next(name for name in names if name not in present)
         raise ConfigErrors([_problem(f"{present[0]} is set but {absent} is not", present, environ)])

@@ -75,7 +75,7 @@ def without_secrets(config_yaml: str) -> str:
     """The config with the secrets of ``cluster.env`` hidden; ranks get that group through their environment."""
     config = yaml.safe_load(config_yaml)
     variables = (config.get("cluster") or {}).get("env") or {}
-    secret = [name for name in variables if _is_secret(name)]
+    secret = [name for name in variables if is_secret(name)]
     if not secret:
         return config_yaml
     variables.update(dict.fromkeys(secret, HIDDEN))
@@ -85,7 +85,7 @@ def without_secrets(config_yaml: str) -> str:
 def hide_override(word: str) -> str:
     """An override as typed, without values of secret keys: ``cluster.env.API_KEY=...`` and ``'env={API_KEY: ...}'``."""
     key, equals, value = word.partition("=")
-    if equals and value and _is_secret(key):
+    if equals and value and is_secret(key):
         return f"{key}={HIDDEN}"
     return _PAIR.sub(_hide_pair, word)
 
@@ -108,7 +108,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, Any]:
         "memory_bytes": _memory_bytes(),
         "gpus": _gpus(),
         "variables": {
-            name: HIDDEN if _is_secret(name) else value
+            name: HIDDEN if is_secret(name) else value
             for name, value in sorted(environ.items())
             if name.startswith(_TOLD_PREFIXES)
         },
@@ -169,13 +169,13 @@ def _git(root: Path, *words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _is_secret(key: object) -> bool:
+def is_secret(key: object) -> bool:
     return _SECRET_NAME.search(str(key)) is not None
 
 
 def _hide_pair(match: re.Match[str]) -> str:
     key, sign, _ = match.groups()
-    return f"{key}{sign}{HIDDEN}" if _is_secret(key) else match.group(0)
+    return f"{key}{sign}{HIDDEN}" if is_secret(key) else match.group(0)
 
 
 def _cpu_model() -> str:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from launcher.environment import JoinedRanks
 from launcher.errors import ConfigErrors, Problem
 from launcher.rank_plan import LOOPBACK, loopback_interface
+from launcher.slurm.store import store_of
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _RUN_DIR_KEY = "fsdp_launcher/run_dir"
@@ -46,13 +47,17 @@ class Meeting:
 
     @classmethod
     def of_joined_ranks(cls, ranks: JoinedRanks, timeout_s: float) -> Meeting:
-        """Ranks that somebody else started: they meet where MASTER_ADDR and MASTER_PORT say.
+        """Ranks that somebody else started: they meet where MASTER_ADDR and MASTER_PORT say; tasks of a SLURM step on
+        the step's first node.
 
         Raises:
             ConfigErrors: these variables are not set.
+            RuntimeError: the ranks of a step do not find each other.
         """
         if ranks.world_size == 1:
             return cls(ranks, None)
+        if ranks.step is not None:
+            return cls(ranks, store_of(ranks.step, timeout_s))
         absent = [name for name in _JOIN_VARIABLES if not os.environ.get(name)]
         if absent:
             problem = Problem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.slurm.fields import SlurmFields
 from recipes.schema.fields import described
 from recipes.schema.recipe import RecipeConfig
 
@@ -25,8 +26,8 @@ ACTIONS = (
 
 
 @dataclass
-class ClusterConfig:
-    """How ranks come to be. W is num_nodes x nproc_per_node."""
+class RankFields:
+    """What every kind of cluster reads. W is num_nodes x nproc_per_node."""
 
     kind: str = described(
         "local",
@@ -50,6 +51,11 @@ class ClusterConfig:
     collective_timeout_s: float = described(600.0, "seconds a collective may take", at_least=1, at_most=LONGEST_S)
     max_restarts: int = described(0, "times a failed run is started again", at_least=0)
     env: dict[str, str] = described({}, "environment variables of every rank (NCCL_... and others)")
+
+
+@dataclass
+class ClusterConfig(SlurmFields, RankFields):
+    """How ranks come to be. (A dataclass lists the fields of its last base first.)"""
 
 
 @dataclass

@@ -23,7 +23,7 @@ MAY_IMPORT = {
 }
 HEAVY = {"torch", "transformers", "datasets", "numpy", "pyarrow", "wandb", "matplotlib", "tokenizers"}
 # The launcher's side of a rank; everything else in it answers without torch.
-RANK_SIDE = {"rank_run.py", "rendezvous.py", "join.py"}
+RANK_SIDE = {"rank_run.py", "rendezvous.py", "join.py", "store.py"}
 # Written in two halves, so that this file does not hold them.
 FORBIDDEN = [
     "/wo" + "rk/",

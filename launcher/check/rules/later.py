@@ -9,7 +9,7 @@ from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config, SweepConfig
 
-AVAILABLE_ACTIONS = ("train", "check")
+AVAILABLE_ACTIONS = ("train", "check", "print_script")
 RULES = Rules()
 
 
@@ -20,19 +20,7 @@ def _not_yet(about: About, key: str, got: object, remedy: str, expected: str = "
 @RULES.reading("action")
 def actions(config: Config, about: About) -> Iterator[Problem]:
     if config.action not in AVAILABLE_ACTIONS:
-        yield _not_yet(about, "action", config.action, "leave action out to train", "train or check")
-
-
-@RULES.reading("cluster.kind")
-def slurm(config: Config, about: About) -> Iterator[Problem]:
-    if config.cluster.kind == "slurm":
-        yield _not_yet(
-            about,
-            "cluster.kind",
-            "slurm",
-            "run 'srun ... torchrun ... -m launcher' inside your own job",
-            "local, torchrun",
-        )
+        yield _not_yet(about, "action", config.action, "leave action out to train", " or ".join(AVAILABLE_ACTIONS))
 
 
 @RULES.reading("checkpoint")
@@ -49,10 +37,12 @@ def restarts(config: Config, about: About) -> Iterator[Problem]:
         yield _not_yet(about, "cluster.max_restarts", config.cluster.max_restarts, "cluster.max_restarts=0")
 
 
-@RULES.reading("sweep")
+@RULES.reading("sweep", "cluster.kind")
 def sweeps(config: Config, about: About) -> Iterator[Problem]:
     default = SweepConfig()
     for name in vars(default):
+        if name == "wait" and config.cluster.kind == "slurm":
+            continue
         value = getattr(config.sweep, name)
         if value != getattr(default, name):
             yield _not_yet(about, f"sweep.{name}", value, f"leave sweep.{name} out")

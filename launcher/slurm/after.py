@@ -1,0 +1,136 @@
+"""The batch script's last act: how this start of the job ended, on record, and whether the job runs again.
+
+``python -m launcher.slurm.after --run-dir DIR --code N``, N being the exit code of srun, or of the line of the script
+that failed. Its own exit code is the job's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher import failure as failures
+from launcher import rank_signals
+from launcher.errors import EXIT_OK, EXIT_OUT_OF_MEMORY, EXIT_RANK_FAILED, EXIT_SAVED
+from launcher.failure import Failure
+from launcher.run_folder import rank_log
+from launcher.slurm import client, records, states
+from launcher.slurm.client import Queued, SlurmError
+from launcher.slurm.lead import SLURM_CLOCK_S
+from launcher.slurm.records import Ended, RankEnd, Story
+from launcher.slurm.step import public_id
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_restarts: after crashes; max_requeues: after saves; lead_s: how long before its time limit it is told."""
+
+    max_restarts: int
+    max_requeues: int
+    lead_s: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    rank_signals.ignore_all()  # a job that is being cancelled is recorded, too
+    given = _parser().parse_args(arguments)
+    limits = Limits(given.max_restarts, given.max_requeues, given.lead)
+    job, restart = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    ends = records.rank_ends(given.run_dir, public_id(), restart)
+    queued = _ask(job)
+    ended = judge(given.code, ends, queued, limits)
+    if may_go_on(ended, records.story(given.run_dir), limits) and queued is not None and queued.state == "RUNNING":
+        ended = replace(ended, requeued=True)
+    records.add_end(given.run_dir, restart, ended)
+    _tell(ended, given.run_dir, int(os.environ.get("SLURM_NTASKS", "1")))
+    if ended.requeued:
+        try:
+            client.requeue(job)
+        except SlurmError as error:
+            records.add_end(given.run_dir, restart, replace(ended, requeued=False))
+            print(f"SLURM does not take the job back: {error}", file=sys.stderr)
+    return ended.exit_code
+
+
+def judge(code: int, ends: Sequence[RankEnd], queued: Queued | None, limits: Limits) -> Ended:
+    """How this start ended.
+
+    code: srun's. ends: what ranks left behind: every failed one, and rank 0. queued: the job as SLURM sees it now; a
+        state other than RUNNING says that SLURM is ending it; None: SLURM does not answer.
+    """
+    found = [end.failure for end in ends if end.failure is not None]
+    first = failures.first(found) if found else None
+    by_slurm = _ended_by_slurm(queued)
+    if by_slurm is not None:
+        return Ended(by_slurm.state, EXIT_SAVED if _saved(code, ends) else EXIT_RANK_FAILED, by_slurm.note)
+    if first is not None:
+        state = states.OOM if first.exit_code == EXIT_OUT_OF_MEMORY else states.FAILED
+        return Ended(state, first.exit_code, f"rank {first.rank}: {first.what}", failure=first)
+    if _saved(code, ends):
+        left = None if queued is None else queued.time_left_s
+        if left is not None and left <= limits.lead_s + SLURM_CLOCK_S:
+            return Ended(states.TIMEOUT, EXIT_SAVED, "saved before its time limit")
+        return Ended(states.PREEMPTED, EXIT_SAVED, "saved on a signal")
+    if code == EXIT_OK and any(end.how == records.DONE for end in ends):
+        return Ended(states.DONE, EXIT_OK, "")
+    why = f"the job ended with code {code} and no rank said why: see the job's log"
+    return Ended(states.FAILED, code or EXIT_RANK_FAILED, why)
+
+
+def may_go_on(ended: Ended, story: Story, limits: Limits) -> bool:
+    """Whether the run may go back to the queue, if SLURM still counts it as running."""
+    if ended.exit_code == EXIT_SAVED:
+        return story.num_saves < limits.max_requeues
+    return ended.failure is not None and is_worth_a_retry(ended.failure) and story.num_crashes < limits.max_restarts
+
+
+def is_worth_a_retry(failure: Failure) -> bool:
+    """Not what the user must change, and not too little memory, which would be too little again."""
+    return not failure.is_users and failure.exit_code == EXIT_RANK_FAILED
+
+
+def _saved(code: int, ends: Sequence[RankEnd]) -> bool:
+    return code == EXIT_OK and any(end.how == records.SAVED for end in ends)
+
+
+def _ended_by_slurm(queued: Queued | None) -> states.JobState | None:
+    """The job is being cancelled, has run out of time, ...: what its ranks say then is a consequence."""
+    if queued is None or queued.state == "RUNNING":
+        return None
+    state = states.job_state(queued, Story())
+    return state if state.is_over else None
+
+
+def _ask(job: str) -> Queued | None:
+    try:
+        return next(iter(client.queue([job]).values()), None)
+    except SlurmError as error:
+        print(f"SLURM does not answer: {error}", file=sys.stderr)
+        return None
+
+
+def _tell(ended: Ended, run_dir: Path, num_ranks: int) -> None:
+    if ended.failure is not None:
+        text = failures.describe(ended.failure, num_ranks, rank_log(run_dir, ended.failure.rank))
+        print(text, file=sys.stderr)
+    elif ended.exit_code != EXIT_OK:
+        print(f"{ended.state}: {ended.why}", file=sys.stderr)
+    if ended.requeued:
+        print("back to the queue: the run goes on from its newest checkpoint", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launcher.slurm.after", description="records the end of a job")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--code", type=int, required=True)
+    parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--max-requeues", type=int, default=0)
+    parser.add_argument("--lead", type=float, default=0.0)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""SLURM's programs, called from here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_TIMEOUT_S = 60
+_DEFAULT_MAX_ARRAY = 1001
+_UNKNOWN_JOB = "Invalid job id"
+# What describes the job or the ranks that this process belongs to: a job that it submits is another one.
+_OTHERS = re.compile(
+    r"(SLURM_(?!CONF$)|SLURMD_|SRUN_|PMI|PMIX_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_"
+    r"|CUDA_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$)"
+)
+
+
+class SlurmError(Exception):
+    """A program of SLURM is not there, or refuses; the text is its own."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What squeue or sacct says about one job (or element of an array).
+
+    state: SLURM's word: PENDING, RUNNING, ... reason: why it waits, or how it ended; "" where there is none.
+    time_left_s: until the time limit; None where there is none.
+    """
+
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    time_left_s: int | None = None
+
+
+def is_here() -> bool:
+    return shutil.which("sbatch") is not None
+
+
+def clean_environment(environ: Mapping[str, str], options: Collection[str] = ()) -> dict[str, str]:
+    """``environ`` without what belongs to another job, and without defaults of sbatch that ``options`` decide.
+
+    options: names of sbatch's options in the script; their SBATCH_ variables would win over the script.
+    """
+    decided = {f"SBATCH_{name.upper().replace('-', '_')}" for name in options}
+    return {name: value for name, value in environ.items() if not _OTHERS.match(name) and name not in decided}
+
+
+def sbatch(script: Path, environ: Mapping[str, str]) -> str:
+    """Submit a script file; the job's id. Raises SlurmError with sbatch's own words."""
+    answer = _call(["sbatch", "--parsable", str(script)], environ)
+    return answer.strip().partition(";")[0]
+
+
+def queue(ids: Collection[str]) -> dict[str, Queued]:
+    """Jobs that SLURM remembers, by id; elements of arrays one by one (``12_3``). It forgets some time after the end.
+
+    ids: of jobs or elements; asking for a whole array answers for each element.
+
+    Raises:
+        SlurmError: the controller does not answer.
+    """
+    if not ids:
+        return {}
+    words = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%L"]
+    try:
+        answer = _call([*words, f"--jobs={','.join(sorted(_bases(ids)))}"])
+    except SlurmError as error:
+        if _UNKNOWN_JOB in str(error):
+            return {}
+        raise
+    found = {}
+    for line in answer.splitlines():
+        job, state, reason, nodes, left = line.split("|")
+        found[job] = Queued(state, "" if reason == "None" else reason, nodes, _seconds(left))
+    return found
+
+
+def accounting(ids: Collection[str]) -> dict[str, Queued]:
+    """The same from sacct, which never forgets; nothing where there is no accounting."""
+    if not ids or shutil.which("sacct") is None:
+        return {}
+    words = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State,NodeList"]
+    try:
+        answer = _call([*words, f"--jobs={','.join(sorted(_bases(ids)))}"])
+    except SlurmError:
+        return {}
+    found = {}
+    for line in answer.splitlines():
+        job, state, nodes = line.split("|")
+        found[job] = Queued(state.partition(" ")[0], "", nodes)  # "CANCELLED by 1000"
+    return found
+
+
+def cancel(ids: Collection[str]) -> None:
+    """Jobs that are gone already are no error."""
+    if ids:
+        try:
+            _call(["scancel", *sorted(ids)])
+        except SlurmError as error:
+            if _UNKNOWN_JOB not in str(error):
+                raise
+
+
+def requeue(job: str) -> None:
+    _call(["scontrol", "requeue", job])
+
+
+def max_array_size() -> int:
+    """Elements of one array that this cluster allows."""
+    try:
+        answer = _call(["scontrol", "show", "config"])
+    except SlurmError:
+        return _DEFAULT_MAX_ARRAY
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, re.MULTILINE)
+    return int(match[1]) if match else _DEFAULT_MAX_ARRAY
+
+
+def _bases(ids: Collection[str]) -> set[str]:
+    return {job.partition("_")[0] for job in ids}
+
+
+def _call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env=dict(clean_environment(os.environ) if environ is None else environ),
+        )
+    except FileNotFoundError:
+        raise SlurmError(f"{words[0]} is not installed here") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{words[0]} did not answer in {_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise SlurmError(done.stderr.strip() or f"{words[0]} ended with code {done.returncode}")
+    return done.stdout
+
+
+def _seconds(left: str) -> int | None:
+    """``1-02:03:04``, ``3:04``; None for UNLIMITED, INVALID, NOT_SET."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,0 +1,78 @@
+"""A rank under srun, from the stored config to the recipe's end. It tells its keeper how it went, and the job's log."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import socket
+import sys
+from typing import NoReturn
+
+from launcher.announce import headline
+from launcher.environment import JoinedRanks
+from launcher.errors import EXIT_OK
+from launcher.failure import Failure
+from launcher.log_tee import tee_output
+from launcher.rank_run import run_rank, stored_config
+from launcher.rendezvous import Meeting, agreed_device
+from launcher.run_folder import rank_log
+from launcher.slurm.step import Step
+from launcher.status_pipe import StatusWriter
+from launcher.worker import guarded, leave
+
+_THREAD_VARIABLE = "OMP_NUM_THREADS"
+
+
+def run(step: Step, arguments: argparse.Namespace, status: StatusWriter) -> NoReturn:
+    """The rank's whole life; ends the process."""
+    faulthandler.enable()
+    export(step)
+    with tee_output(rank_log(arguments.run_dir, step.rank)):
+
+        def report(failure: Failure) -> None:
+            status.failed(failure)
+            _print(failure)
+
+        exit_code = guarded(step.rank, lambda: _train(step, arguments), report)
+        if exit_code == EXIT_OK:
+            status.done()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    leave(exit_code)
+
+
+def export(step: Step) -> None:
+    """Variables by which other code, a user's plugin for one, knows its rank; threads, before torch looks at them."""
+    os.environ.update(
+        RANK=str(step.rank),
+        WORLD_SIZE=str(step.world_size),
+        LOCAL_RANK=str(step.local_rank),
+        LOCAL_WORLD_SIZE=str(step.local_world_size),
+    )
+    cores = os.environ.get("SLURM_CPUS_PER_TASK")
+    if cores is None:
+        cores = str(max(1, int(os.environ.get("SLURM_CPUS_ON_NODE", "1")) // step.local_world_size))
+    os.environ.setdefault(_THREAD_VARIABLE, cores)
+
+
+def _train(step: Step, arguments: argparse.Namespace) -> None:
+    config = stored_config(arguments.run_dir, arguments.plugin)
+    if config.run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when CUDA starts
+    meeting = Meeting.of_joined_ranks(JoinedRanks.of_step(step), config.cluster.collective_timeout_s)
+    device, hostnames = agreed_device(meeting, config.cluster.device, socket.gethostname())
+    if step.rank == 0:
+        print(headline(arguments.run_dir, meeting.ranks, device.type, "started"), flush=True)
+    run_rank(config, meeting, device, hostnames, arguments.run_dir, is_interactive=False)
+
+
+def _print(failure: Failure) -> None:
+    """Ranks that only noticed another one's end stay quiet: what they would say explains nothing."""
+    if failure.is_lost_peer:
+        return
+    print(f"rank {failure.rank}: {failure.what}", file=sys.stderr)
+    if failure.traceback and not failure.is_users:
+        print(failure.traceback, file=sys.stderr)
+    if failure.hint:
+        print(failure.hint, file=sys.stderr)

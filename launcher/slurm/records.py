@@ -1,0 +1,136 @@
+"""What a job leaves in its run folder, so that its story can be told without SLURM's accounting.
+
+=========================================  =========================================================================
+slurm/jobs.jsonl                           one line for each submission, start and end, never rewritten
+slurm/job.sh                               the script
+slurm/ends/JOB.RESTART/rank_N.json         how a rank ended, by the process that kept it: of every rank that failed,
+                                           and of rank 0
+=========================================  =========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.failure import Failure
+
+FOLDER = "slurm"
+DONE, SAVED, FAILED = "done", "saved", "failed"  # how one rank ended
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """how: done, saved (on a signal; the run can go on), failed; then ``failure`` says why."""
+
+    rank: int
+    how: str
+    failure: Failure | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one start of a job ended. state: as in ``states``; why: one line for people; requeued: it will go on."""
+
+    state: str
+    exit_code: int
+    why: str
+    requeued: bool = False
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run's jobs, read back.
+
+    job: id of the latest submission (``12`` or ``12_3``), None if it was never submitted.
+    restart: of its latest start; None before the first.
+    ended: the end of that start, None while it runs or if nothing could record it.
+    num_saves, num_crashes: starts of this job that went back to the queue after saving, after a crash.
+    """
+
+    job: str | None = None
+    restart: int | None = None
+    ended: Ended | None = None
+    num_saves: int = 0
+    num_crashes: int = 0
+
+
+def add(run_dir: Path, event: str, **facts: Any) -> None:
+    """One more line, on the disk when this returns."""
+    folder = run_dir / FOLDER
+    folder.mkdir(exist_ok=True)
+    line = json.dumps({"event": event, "time": time.time(), **facts})
+    with (folder / "jobs.jsonl").open("a") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def add_end(run_dir: Path, restart: int, ended: Ended) -> None:
+    add(run_dir, "ended", restart=restart, **asdict(ended))
+
+
+def story(run_dir: Path) -> Story:
+    """The latest submission's story; lines that a crash cut short are passed over."""
+    told = Story()
+    for line in _lines(run_dir / FOLDER / "jobs.jsonl"):
+        event = line.get("event")
+        if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
+            told = Story(job=str(line["job"]))
+        if event == "started":
+            told = Story(told.job, int(line["restart"]), None, told.num_saves, told.num_crashes)
+        elif event == "ended":
+            told = _with_end(told, line)
+    return told
+
+
+def write_rank_end(run_dir: Path, job: str, restart: int, end: RankEnd) -> None:
+    """Whole or not at all."""
+    folder = _ends(run_dir, job, restart)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank_{end.rank}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(end)))
+    part.rename(path)
+
+
+def rank_ends(run_dir: Path, job: str, restart: int) -> list[RankEnd]:
+    ends = []
+    for path in sorted(_ends(run_dir, job, restart).glob("rank_*.json")):
+        fields = json.loads(path.read_text())
+        failure = fields.pop("failure")
+        ends.append(RankEnd(**fields, failure=None if failure is None else Failure(**failure)))
+    return ends
+
+
+def _ends(run_dir: Path, job: str, restart: int) -> Path:
+    return run_dir / FOLDER / "ends" / f"{job}.{restart}"
+
+
+def _with_end(told: Story, line: dict[str, Any]) -> Story:
+    fields = {name: line[name] for name in ("state", "exit_code", "why", "requeued")}
+    failure = line.get("failure")
+    ended = Ended(**fields, failure=None if failure is None else Failure(**failure))
+    saves, crashes = told.num_saves, told.num_crashes
+    if ended.requeued:
+        saves, crashes = (saves, crashes + 1) if ended.failure is not None else (saves + 1, crashes)
+    return Story(told.job, int(line["restart"]), ended, saves, crashes)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue

@@ -1,0 +1,133 @@
+"""Submitting: run folder, copy of the code, script, sbatch. Nothing is left behind where sbatch refuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.errors import ConfigErrors, Problem
+from launcher.provenance import is_secret
+from launcher.schema import Config
+from launcher.slurm import client, records, snapshot
+from launcher.slurm.script import Array, Place, sbatch_options, script_text
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to be submitted: its folder is made and holds its config (``provenance.write``).
+
+    code_dir: a copy of the code that several runs share; None: one of its own in the run folder.
+    """
+
+    config: Config
+    run_dir: Path
+    name: str
+    code_dir: Path | None = None
+
+
+def submit(
+    jobs: Sequence[Prepared],
+    folder: Path | None = None,
+    max_parallel: int = 1,
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Submit the runs and return their ids in order: ``12``, or ``12_3`` for an element of an array.
+
+    One run is a job by itself. Several become arrays under ``folder``: runs that ask SLURM for the same share one, up
+    to the site's largest size; ``max_parallel`` elements of each array run at once.
+
+    Raises:
+        ConfigErrors: sbatch is not here or refuses; what was submitted before that is cancelled again.
+    """
+    if len(jobs) == 1:
+        return [_submit_one(jobs[0], environ)]
+    assert folder is not None, "arrays need a folder"
+    ids: dict[int, str] = {}
+    try:
+        for number, members in enumerate(_arrays(jobs, client.max_array_size())):
+            array_id = _submit_array([jobs[index] for index in members], folder, number, max_parallel, environ)
+            for element, index in enumerate(members):
+                ids[index] = f"{array_id}_{element}"
+                records.add(jobs[index].run_dir, "submitted", job=ids[index])
+    except ConfigErrors:
+        client.cancel(set(ids.values()))
+        raise
+    return [ids[index] for index in range(len(jobs))]
+
+
+def place_of(job: Prepared) -> Place:
+    code_dir = job.code_dir or job.run_dir / "code"
+    plugins = tuple(job.run_dir / "plugins" / Path(plugin).name for plugin in job.config.plugins)
+    return Place(job.run_dir, code_dir, sys.executable, plugins, job.name)
+
+
+def _submit_one(job: Prepared, environ: Mapping[str, str]) -> str:
+    place = place_of(job)
+    if job.code_dir is None:
+        snapshot.take(place.code_dir)
+    script = _write(job.run_dir / records.FOLDER / "job.sh", script_text(job.config, place))
+    options = [name for name, _ in sbatch_options(job.config, place, None, 0)]
+    job_id = _sbatch(script, job.config, options, environ)
+    records.add(job.run_dir, "submitted", job=job_id)
+    return job_id
+
+
+def _arrays(jobs: Sequence[Prepared], largest: int) -> list[list[int]]:
+    """Indices of runs whose scripts are the same but for the run folder."""
+    nowhere = Place(Path("/run"), Path("/code"), "python")
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, job in enumerate(jobs):
+        plugins = tuple(str(path.name) for path in place_of(job).plugins)
+        groups.setdefault((script_text(job.config, nowhere), *plugins), []).append(index)
+    return [
+        members[start : start + largest] for members in groups.values() for start in range(0, len(members), largest)
+    ]
+
+
+def _submit_array(
+    jobs: Sequence[Prepared], folder: Path, number: int, max_parallel: int, environ: Mapping[str, str]
+) -> str:
+    first = jobs[0]
+    array = Array(folder / f"array_{number}", len(jobs), max_parallel)
+    array.folder.mkdir(parents=True, exist_ok=True)
+    _write(array.run_folders, "".join(f"{job.run_dir}\n" for job in jobs))
+    place = replace(place_of(first), code_dir=first.code_dir or snapshot.take(folder / "code"))
+    script = _write(array.folder / "job.sh", script_text(first.config, place, array))
+    options = [name for name, _ in sbatch_options(first.config, place, array, 0)]
+    return _sbatch(script, first.config, options, environ)
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def _sbatch(script: Path, config: Config, options: Sequence[str], environ: Mapping[str, str]) -> str:
+    secrets = {name: value for name, value in config.cluster.env.items() if is_secret(name)}
+    try:
+        return client.sbatch(script, {**client.clean_environment(environ, options), **secrets})
+    except client.SlurmError as error:
+        raise ConfigErrors([refusal(str(error))]) from None
+
+
+def refusal(words: str) -> Problem:
+    """sbatch's refusal as a problem of the config, with a hint where its words are known."""
+    remedy = "look at the options: fsdp-launch cluster=slurm action=print_script ..."
+    for fragment, hint in _HINTS.items():
+        if fragment in words:
+            remedy = hint
+    return Problem("SLURM does not take the job", "cluster", words, "sbatch", remedy=remedy)
+
+
+_HINTS = {
+    "not installed here": "submit from a machine that has sbatch, a login node; cluster=local trains on this machine",
+    "Invalid generic resource": "cluster.device=cpu asks for no GPUs; cluster.gpus_per_node and cluster.gres say which",
+    "invalid partition": "cluster.partition=NAME; sinfo lists the partitions",
+    "Requested time limit is invalid": "a shorter cluster.time_limit; sinfo shows the partition's",
+    "node configuration is not available": "fewer ranks, cores, GPUs or memory for one node; sinfo -Nel shows them",
+    "Unable to contact slurm controller": "the cluster does not answer: try again later",
+}

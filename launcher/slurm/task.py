@@ -1,0 +1,96 @@
+"""One task of a job step: ``srun python -m launcher.slurm.task --run-dir DIR``. Two processes: a rank and its keeper.
+
+The keeper sees how the rank ends, a SIGKILL or the kernel's out-of-memory killer included, and writes it down beside
+the run. It fails the task if the rank failed, so that srun ends the step; a rank that saved on a signal is no failure.
+SLURM sends its signals to both; the keeper leaves them to the rank. If the keeper goes, the rank goes with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from launcher import failure as failures
+from launcher import oom_kills, parent_death, rank_signals
+from launcher.errors import EXIT_OK, EXIT_SAVED, EXIT_USAGE
+from launcher.failure import Failure
+from launcher.slurm import records
+from launcher.slurm.records import RankEnd
+from launcher.slurm.step import Step, step_of
+from launcher.status_pipe import Status, StatusReader, StatusWriter
+from launcher.streams import make_streams_safe
+
+_KEPT_SIGNALS = (*rank_signals.STOP_SIGNALS, signal.SIGCHLD)
+
+
+def main() -> NoReturn:
+    arguments = _parser().parse_args()
+    step = step_of()
+    if step is None:
+        print(
+            "this is the entry of a rank that srun starts; fsdp-launch cluster=slurm ... submits a run", file=sys.stderr
+        )
+        sys.exit(EXIT_USAGE)
+    if step.rank == 0:
+        records.add(arguments.run_dir, "started", job=step.public_id, restart=step.restart, node=socket.gethostname())
+    # Signals wait until both processes are ready for them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _KEPT_SIGNALS)
+    status = StatusReader()
+    before = oom_kills.count()
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _be_the_rank(step, arguments, StatusWriter(status.child_fd), keeper)
+    status.started()
+    returncode = _wait(pid)
+    end = _end(step.rank, returncode, status.latest(), oom_kills.count() > before)
+    if end.failure is not None or step.rank == 0:
+        records.write_rank_end(arguments.run_dir, step.public_id, step.restart, end)
+    sys.exit(EXIT_OK if end.failure is None else end.failure.exit_code)
+
+
+def _be_the_rank(step: Step, arguments: argparse.Namespace, status: StatusWriter, keeper: int) -> NoReturn:
+    os.environ[parent_death.PARENT_PID_VARIABLE] = str(keeper)
+    parent_death.die_with_launcher()
+    make_streams_safe()
+    rank_signals.install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEPT_SIGNALS)
+    # By name and now: this module imports torch.
+    import_module("launcher.slurm.rank").run(step, arguments, status)
+    raise AssertionError("a rank leaves by itself")
+
+
+def _wait(pid: int) -> int:
+    """How the rank ended, as subprocess has it. Signals but for a child's end stay blocked: they are the rank's."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        signal.sigtimedwait([signal.SIGCHLD], 1.0)
+
+
+def _end(rank: int, returncode: int, status: Status | None, is_out_of_memory_kill: bool) -> RankEnd:
+    host = socket.gethostname()
+    if status is not None and status.is_done and returncode in (EXIT_OK, EXIT_SAVED):
+        return RankEnd(rank, records.DONE if returncode == EXIT_OK else records.SAVED, host=host)
+    failure: Failure | None = None if status is None else status.failure
+    if failure is None:
+        failure = failures.from_exit(rank, returncode, is_out_of_memory_kill)
+    return RankEnd(rank, records.FAILED, failure, host)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launcher.slurm.task", description="one rank; started by srun")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--plugin", action="append", default=[])
+    return parser
+
+
+if __name__ == "__main__":
+    main()
