@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from launcher.facts import STATE_COPIES, facts_of
+from launcher.facts import STATE_COPIES
 from launcher.schema import Config
 from launcher.time_limit import seconds_of
+from recipes.sizes import UnknownSize, expected_facts, model_size
 
 # SLURM looks at its clocks every 30 s, so a signal asked for S seconds ahead comes up to 60 s early.
 SLURM_CLOCK_S = 60
@@ -29,8 +30,9 @@ def lead_s(config: Config, measured_save_s: float | None = None) -> int:
 
 def estimated_save_s(config: Config) -> float:
     """Float32 parameters and optimizer state, over the nodes that write them together."""
-    size = facts_of(config).size
-    if size is None:
+    try:
+        size = model_size(config.model, expected_facts(config.model, config.data))
+    except UnknownSize:
         return _SHORTEST_SAVE_S
     num_bytes = 4.0 * size.numel * (1 + STATE_COPIES.get(config.optimizer.kind, 2)) + size.tables_bytes
     return max(_SHORTEST_SAVE_S, num_bytes / (_BYTES_PER_S * config.cluster.num_nodes))

@@ -126,7 +126,7 @@ def refusal(words: str) -> Problem:
 _HINTS = {
     "not installed here": "submit from a machine that has sbatch, a login node; cluster=local trains on this machine",
     "Invalid generic resource": "cluster.device=cpu asks for no GPUs; cluster.gpus_per_node and cluster.gres say which",
-    "invalid partition": "cluster.partition=NAME; sinfo lists the partitions",
+    "nvalid partition": "cluster.partition=NAME; sinfo lists the partitions",
     "Requested time limit is invalid": "a shorter cluster.time_limit; sinfo shows the partition's",
     "node configuration is not available": "fewer ranks, cores, GPUs or memory for one node; sinfo -Nel shows them",
     "Unable to contact slurm controller": "the cluster does not answer: try again later",

@@ -141,9 +141,41 @@ SHELL = {
     "two commands": (["--cfg", "job", "--info"], ["do not go together"]),
     "resolve alone": (["--resolve"], ["--cfg job --resolve"]),
 }
+SLURM = {
+    "SLURM's key elsewhere": (
+        ["cluster.partition=a100"],
+        ["only SLURM reads this", "cluster is local", "cluster=slurm"],
+    ),
+    "script of a local run": (["action=print_script"], ["only cluster=slurm has a script"]),
+    "evaluating on SLURM": (["cluster=slurm", "action=tune"], ["cluster=slurm submits training"]),
+    "unknown option of sbatch": (
+        ["cluster=slurm", "cluster.sbatch.licences=x"],
+        ["cluster.sbatch.licences: sbatch has no such option", "did you mean licenses?"],
+    ),
+    "option of sbatch with a key": (
+        ["cluster=slurm", "cluster.sbatch.mem=4G"],
+        ["has its own key", "decided by cluster.memory"],
+    ),
+    "option of srun that is ours": (
+        ["cluster=slurm", 'cluster.srun_args=["--ntasks=3"]'],
+        ["the launcher sets this option", "--ntasks=3"],
+    ),
+    "word for srun": (["cluster=slurm", "cluster.srun_args=[bind]"], ["this is no option", "--cpu-bind=cores"]),
+    "memory in words": (["cluster=slurm", "cluster.memory=lots"], ["no amount of memory", "64G"]),
+    "GPUs asked for twice": (
+        ["cluster=slurm", "cluster.gres='gpu:8'", "cluster.gpus_per_node=8"],
+        ["both gres and gpus_per_node"],
+    ),
+    "fewer GPUs than ranks": (["cluster=slurm", "cluster.gpus_per_node=2"], ["fewer GPUs than ranks", "at least"]),
+    "mounts without a container": (["cluster=slurm", "cluster.container_mounts=[/data]"], ["no container"]),
+    "no time to train": (
+        ["cluster=slurm", "cluster.time_limit=00:03:00"],
+        ["leaves no time to train", "at least 00:03:20", "cluster.grace_s"],
+    ),
+    "empty partition": (["cluster=slurm", "cluster.partition=''"], ["cluster.partition: there is nothing in it"]),
+}
 LATER = {
-    "slurm": (["cluster=slurm"], ["not available in this version"]),
-    "plan": (["action=plan"], ["not available in this version", "train or check"]),
+    "plan": (["action=plan"], ["not available in this version", "train or check or print_script"]),
     "checkpoints": (["checkpoint.every=100"], ["not available in this version"]),
     "resuming": (["checkpoint.resume=auto"], ["not available in this version"]),
     "restarts": (["cluster.max_restarts=2"], ["not available in this version"]),
@@ -200,7 +232,7 @@ PLUGINS["plugin without units"] = (
     ["plugins=[{tmp}/good.py]", "model=my_model"],
     ["sharding.units", "does not name its blocks", "sharding.units=size"],
 )
-CASES = {**UNKNOWN, **TYPES, **FIELDS, **SHELL, **LATER, **PLUGINS}
+CASES = {**UNKNOWN, **TYPES, **FIELDS, **SHELL, **SLURM, **LATER, **PLUGINS}
 
 HEAD = """\
 from dataclasses import dataclass

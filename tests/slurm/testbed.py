@@ -121,7 +121,12 @@ class Testbed:
             _until(lambda pid=child.pid: psutil.Process(pid).name() == "sleep", f"the namespaces of {name}")
             commands = f"hostname {name}; ip link set lo up; mount --bind {self.folder}/hosts /etc/hosts"
             self.on(name, "sh", "-ec", commands)
-        self.on("login", "sh", "-ec", "ip link add br0 type bridge; ip address add 10.77.0.254/24 dev br0; ip link set br0 up")
+        self.on(
+            "login",
+            "sh",
+            "-ec",
+            "ip link add br0 type bridge; ip address add 10.77.0.254/24 dev br0; ip link set br0 up",
+        )
         for number, node in enumerate(NODES):
             pid = str(self._holders[node])
             self.on("login", "ip", "link", "add", f"veth{number}", "type", "veth", "peer", "name", "eth0", "netns", pid)
@@ -138,7 +143,9 @@ class Testbed:
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        words = [f"--{name}={self.folder}/munge.{name.partition('-')[0]}" for name in ("key-file", "pid-file", "log-file")]
+        words = [
+            f"--{name}={self.folder}/munge.{name.partition('-')[0]}" for name in ("key-file", "pid-file", "log-file")
+        ]
         words += [f"--seed-file={self.folder}/munge.seed", f"--socket={self.folder}/munge.sock", "--num-threads=2"]
         self._spawn("munged", ["munged", "--foreground", *words])
         _until((self.folder / "munge.sock").exists, "munge")
@@ -166,7 +173,9 @@ class Testbed:
                 continue
 
     def wait_for_nodes(self) -> None:
-        _until(lambda: self.run("sinfo", "-h", "-N", "-p", "short", "-t", "idle", "-o", "%N").split() == [*NODES], "nodes")
+        _until(
+            lambda: self.run("sinfo", "-h", "-N", "-p", "short", "-t", "idle", "-o", "%N").split() == [*NODES], "nodes"
+        )
 
     def stop(self) -> None:
         """Ends every process of the cluster; the files (logs) stay."""
@@ -238,7 +247,9 @@ class Testbed:
     def _write_run(self) -> None:
         script = self.folder / "run"
         words = " ".join(self._inside("login"))
-        script.write_text(f'#!/bin/sh\nexport PATH="$PATH:{SBIN}" SLURM_CONF={self.folder}/slurm.conf\nexec {words} "$@"\n')
+        script.write_text(
+            f'#!/bin/sh\nexport PATH="$PATH:{SBIN}" SLURM_CONF={self.folder}/slurm.conf\nexec {words} "$@"\n'
+        )
         script.chmod(0o755)
 
 

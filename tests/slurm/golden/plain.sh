@@ -1,0 +1,25 @@
+#!/bin/bash
+#SBATCH --job-name=gpt_tiny
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --output="/home/me/runs/one 100%%/logs/slurm.log"
+#SBATCH --open-mode=append
+#SBATCH --signal=USR2@80
+#SBATCH --requeue
+#SBATCH --gpus-per-node=8
+
+run_dir='/home/me/runs/one 100%'
+export PYTHONPATH='/home/me/runs/one 100%/code' PYTHONUNBUFFERED=1
+
+# However this script ends, the end is recorded; a run that saved, or may try again, goes back to the queue.
+finish() {
+  code=$?
+  trap - EXIT
+  /venv/bin/python -P -m launcher.slurm.after --max-restarts 0 --max-requeues 100 --lead 80 --run-dir "$run_dir" --code "$code"
+  exit $?
+}
+trap finish EXIT
+trap : TERM USR1 USR2  # the ranks are told by SLURM too; this shell stays until they have ended
+set -e
+
+srun --kill-on-bad-exit=1 --distribution=block --input=none /venv/bin/python -P -m launcher.slurm.task --run-dir "$run_dir"

@@ -1,0 +1,150 @@
+"""Submitting, with SLURM's programs replaced by small scripts: what they are asked, what is left behind, refusals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher import cli, provenance, run_folder
+from launcher.checked import checked
+from launcher.compose import compose
+from launcher.request import LaunchRequest
+from launcher.resolved import to_yaml
+from launcher.slurm import client, records, submit
+from launcher.slurm.status import states_of
+from launcher.slurm.submit import Prepared
+
+SBATCH = """#!/bin/bash
+env | sort >{folder}/environment
+n=$(($(cat {folder}/count 2>/dev/null || echo 0) + 1)); echo $n >{folder}/count
+cp "${{@: -1}}" {folder}/script_$n
+echo "$((100 + n));cluster"
+"""
+Programs = Callable[[str, str], None]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """``programs(name, text)`` makes a program; sbatch is there from the start."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, text: str) -> None:
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+    make("sbatch", SBATCH.format(folder=tmp_path))
+    make("squeue", "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    make("sacct", "#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
+    make("scontrol", "#!/bin/sh\necho 'MaxArraySize            = 3'\n")
+    return make
+
+
+def test_one_run_is_one_job(programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cluster=slurm", "cluster.env.WANDB_API_KEY=hush", "run.dir=mine"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines() == ["job 101 submitted", "run folder: mine", "log: mine/logs/slurm.log"]
+    run_dir = tmp_path / "mine"
+    assert (tmp_path / "script_1").read_text() == (run_dir / "slurm" / "job.sh").read_text()
+    assert (run_dir / "code" / "launcher" / "slurm" / "task.py").exists()
+    assert not list((run_dir / "code").rglob("__pycache__"))
+    assert records.story(run_dir).job == "101"
+    assert "WANDB_API_KEY=hush" in (tmp_path / "environment").read_text()
+    written = [path for path in run_dir.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+    assert not written
+    assert not (run_dir / "metrics.jsonl").exists()  # nothing was trained here
+
+
+def test_printing_the_script_makes_nothing(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(["cluster=slurm", "action=print_script"]) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n#SBATCH --job-name=gpt_tiny\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+REFUSALS = {
+    "partition": ("Batch job submission failed: Invalid partition name specified", "cluster.partition"),
+    "GPUs": ("Invalid generic resource (gres) specification", "cluster.device=cpu"),
+    "limit": ("Requested time limit is invalid (missing or exceeds some limit)", "a shorter cluster.time_limit"),
+}
+
+
+@pytest.mark.parametrize(("words", "hint"), REFUSALS.values(), ids=list(REFUSALS))
+def test_what_sbatch_refuses_leaves_nothing(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, hint: str
+) -> None:
+    programs("sbatch", f"#!/bin/sh\necho 'sbatch: error: {words}' >&2; exit 1\n")
+    assert cli.main(["cluster=slurm"]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert hint in said
+    assert "Traceback" not in said
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["cluster=slurm"]) == 2
+    assert "sbatch is not installed here" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_a_job_uses_is_refused(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["cluster=slurm", "run.dir=mine"]) == 0
+    programs("squeue", "#!/bin/sh\necho '101|PENDING|Priority||10:00'\n")
+    assert cli.main(["cluster=slurm", "run.dir=mine"]) == 2
+    assert "job 101 uses this folder (pending)" in capsys.readouterr().err
+    programs("squeue", "#!/bin/sh\necho '101|FAILED|NonZeroExitCode||10:00'\n")
+    assert cli.main(["cluster=slurm", "run.dir=mine"]) == 0
+    assert records.story(tmp_path / "mine").job == "102"
+
+
+def test_runs_that_ask_for_the_same_share_an_array(programs: Programs, tmp_path: Path) -> None:
+    words = [[f"optimizer.lr={rate}"] for rate in ("1e-3", "2e-3", "3e-3", "4e-3")] + [["cluster.nproc_per_node=2"]]
+    jobs = [_prepared(tmp_path / f"run_{number}", some) for number, some in enumerate(words)]
+    ids = submit.submit(jobs, folder=tmp_path / "sweep", max_parallel=2)
+    assert ids == ["101_0", "101_1", "101_2", "102_0", "103_0"]  # at most MaxArraySize = 3 in one
+    first = (tmp_path / "script_1").read_text()
+    assert "#SBATCH --array=0-2%2\n" in first
+    folders = (tmp_path / "sweep" / "array_0" / "run_folders").read_text().splitlines()
+    assert folders == [str(tmp_path / f"run_{number}") for number in range(3)]
+    assert [records.story(job.run_dir).job for job in jobs] == ids
+    assert not (tmp_path / "run_0" / "code").exists()  # one copy for all
+    assert (tmp_path / "sweep" / "code" / "recipes").is_dir()
+
+
+def test_states_come_from_squeue_or_sacct_or_the_record(programs: Programs, tmp_path: Path) -> None:
+    run_dirs = [tmp_path / f"run_{number}" for number in range(4)]
+    for number, run_dir in enumerate(run_dirs):
+        run_dir.mkdir()
+        records.add(run_dir, "submitted", job=f"7_{number}")
+    records.add_end(run_dirs[3], 0, records.Ended("done", 0, ""))
+    programs("squeue", "#!/bin/sh\nprintf '7_0|PENDING|Resources||5:00\\n7_1|RUNNING|None|n[1-2]|1-00:00:01\\n'\n")
+    programs("sacct", "#!/bin/sh\nprintf '7_2|CANCELLED by 1000|n1\\n'\n")
+    assert [state.state for state in states_of(run_dirs)] == ["pending", "running", "cancelled", "done"]
+    assert client.queue(["7"])["7_1"].time_left_s == 86_401
+
+
+def test_a_controller_that_is_away_is_no_unknown_job(programs: Programs) -> None:
+    programs("squeue", "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n")
+    with pytest.raises(client.SlurmError, match="Unable to contact"):
+        client.queue(["7"])
+
+
+def _prepared(run_dir: Path, words: list[str]) -> Prepared:
+    config = checked(compose(["cluster=slurm", *words]))
+    run_folder.open_named(run_dir)
+    provenance.write(run_dir, LaunchRequest(to_yaml(config)), config.plugins)
+    return Prepared(config, run_dir, "gpt_tiny")
