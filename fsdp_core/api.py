@@ -25,7 +25,7 @@ from fsdp_core.runtime.options import ShardingOptions
 from fsdp_core.state.full_parameters import full_parameters_of
 from fsdp_core.state.model_state import load_model_state, model_state_dict
 from fsdp_core.state.optim_state import load_optimizer_state, optimizer_state_dict
-from fsdp_core.trace.events import EventLog
+from fsdp_core.trace.events import EventLog, FlightRecorder
 from fsdp_core.wrapper import ShardedWrapper
 
 T = TypeVar("T")
@@ -399,3 +399,12 @@ def stop_trace(model: nn.Module) -> None:
     """Write nothing more."""
     for context in contexts_in(model):
         context.log = None
+
+
+def record_flight(model: nn.Module, recorder: FlightRecorder | None) -> None:
+    """Tell ``recorder`` what the engine is about to do, event by event, from now on; None: nobody.
+
+    Meant to be cheap enough to be always on, and readable from outside when the process no longer answers.
+    """
+    for context in contexts_in(model):
+        context.flight = recorder

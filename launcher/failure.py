@@ -34,9 +34,9 @@ class Failure:
     what: one line: ``RuntimeError: ...``, ``was killed by SIGKILL``, ``left before the run ended``.
     exit_code: the run's exit code if this failure is the one that counts.
     time_s: when, in seconds since the epoch, by this host's clock.
-    kind: ``vanished`` (killed, or gone without a word), ``raised``, or ``lost_peer`` (it only noticed that another
-        rank was gone).
-    traceback: of the exception; empty where there was none.
+    kind: ``vanished`` (killed, or gone without a word), ``raised``, ``lost_peer`` (it only noticed that another
+        rank was gone), or ``hang`` (nobody failed, nobody went on).
+    traceback: of the exception, empty where there was none; of a hang, which rank is where.
     hint: what to try.
     is_users: something the user must change, told in their words: where it was found in the code helps nobody.
     """
@@ -99,6 +99,9 @@ def first(failures: Sequence[Failure]) -> Failure:
 
 def describe(failure: Failure, world_size: int, log_path: Path) -> str:
     """What a person reads: the rank, what happened, the traceback or the last lines of its log, and where to look."""
+    if failure.kind == "hang":
+        stacks = f"the Python stacks of the ranks are in their logs: {log_path.parent}"
+        return f"{failure.what}\n{failure.traceback}\n\n{stacks}\nevery rank was ended."
     verb = "failed: " if failure.traceback else ""
     lines = [f"rank {failure.rank} of {world_size} {verb}{failure.what}"]
     if failure.is_users:

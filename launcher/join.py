@@ -19,11 +19,12 @@ from launcher.announce import headline, let_the_first_rank_speak
 from launcher.environment import JoinedRanks
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failure import Failure
+from launcher.hang import Watchdog, backstop_s, watch_of
 from launcher.log_tee import tee_output
-from launcher.rank_run import run_rank
+from launcher.rank_run import rank_context, run_rank
 from launcher.rendezvous import Meeting, agreed_device
 from launcher.request import LaunchRequest
-from launcher.run_folder import Lock, decide, open_named, rank_log, usable
+from launcher.run_folder import Lock, begin_logs, decide, next_attempt, open_named, rank_log, usable
 from launcher.schema import Config
 from launcher.worker import guarded, leave
 
@@ -42,48 +43,63 @@ def join(config: Config, request: LaunchRequest, ranks: JoinedRanks) -> int:
     rank_signals.install()
     os.environ.update(config.cluster.env)
     is_interactive = sys.stdout.isatty() and sys.stderr.isatty()
-    meeting = Meeting.of_joined_ranks(ranks, config.cluster.collective_timeout_s)
+    meeting = Meeting.of_joined_ranks(ranks, backstop_s(config.cluster))
     with ExitStack() as held:
-        run_dir = _agree_on_run_dir(config, request, meeting, held)
-        if run_dir is None:
+        agreed = _agree_on_run_dir(config, request, meeting, held)
+        if agreed is None:
             let_the_first_rank_speak()
             return EXIT_USAGE
+        run_dir, attempt = agreed
+        begin_logs(run_dir, [ranks.rank], attempt)
         held.enter_context(tee_output(rank_log(run_dir, ranks.rank)))
-        exit_code = guarded(ranks.rank, lambda: _run(config, meeting, run_dir, is_interactive), _report)
+        exit_code = guarded(ranks.rank, lambda: _run(config, meeting, run_dir, is_interactive, attempt), _report)
         if exit_code != EXIT_OK:
             leave(exit_code)
         rank_signals.ignore_all()
     return EXIT_OK
 
 
-def _run(config: Config, meeting: Meeting, run_dir: Path, is_interactive: bool) -> None:
+def _run(config: Config, meeting: Meeting, run_dir: Path, is_interactive: bool, attempt: int) -> None:
     device, hostnames = agreed_device(meeting, config.cluster.device, socket.gethostname())
     if meeting.ranks.rank == 0:
         print(headline(run_dir, meeting.ranks, device.type, "joined"), flush=True)
-    run_rank(config, meeting, device, hostnames, run_dir, is_interactive)
+    context = rank_context(meeting.ranks, device, hostnames, run_dir, is_interactive, attempt)
+    watch = watch_of(run_dir, config.cluster, meeting.ranks.world_size, attempt)
+    watchdog = Watchdog(watch, meeting.ranks.rank, hostnames[meeting.ranks.rank], run_dir / "hang.txt")
+    watchdog.start()
+    try:
+        run_rank(config, meeting, device, context)
+    finally:
+        watchdog.stop()
 
 
-def _agree_on_run_dir(config: Config, request: LaunchRequest, meeting: Meeting, held: ExitStack) -> Path | None:
-    """Rank 0's folder, on every rank; None if rank 0 could not get one. After a restart by torchrun the same again."""
+def _agree_on_run_dir(
+    config: Config, request: LaunchRequest, meeting: Meeting, held: ExitStack
+) -> tuple[Path, int] | None:
+    """Rank 0's folder and the attempt, on every rank; None if rank 0 could not get one.
+
+    After a restart by torchrun the same folder again.
+    """
     if meeting.ranks.rank == 0:
-        told: str | None = None
+        told: tuple[str, int] | None = None
         try:
             before = meeting.recall_run_dir()
             run_dir = decide(config, request) if before is None else open_named(before)
             held.enter_context(Lock(run_dir))
             with usable(run_dir):
                 provenance.write(run_dir, request, config.plugins)
-            told = str(run_dir)
+                attempt = next_attempt(run_dir)
+            told = str(run_dir), attempt
             meeting.remember_run_dir(run_dir)
         finally:
             meeting.exchange(told)
-        return run_dir
+        return run_dir, attempt
     told = meeting.exchange(None)[0]
     if told is None:
         return None
-    run_dir = Path(told)
+    run_dir, attempt = Path(told[0]), int(told[1])
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)  # another host may share no file system with rank 0's
-    return run_dir
+    return run_dir, attempt
 
 
 def _report(failure: Failure) -> None:

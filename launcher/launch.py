@@ -6,20 +6,23 @@ ranks exist already (RANK and WORLD_SIZE are set), this process is one of them a
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 
 from launcher import failure as failures
-from launcher import provenance, run_folder
+from launcher import provenance, restarts, run_folder
 from launcher.announce import headline, say, short
 from launcher.device import choose_device, torch_cuda_version
 from launcher.environment import JoinedRanks, joined_ranks
 from launcher.errors import ConfigErrors, Problem
+from launcher.hang import HangWatch, watch_of
 from launcher.machine import num_cores, num_gpus
 from launcher.rank_output import Echo
 from launcher.rank_plan import LOOPBACK, rank_commands
@@ -53,18 +56,49 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
         if why_cpu is not None:
             say(why_cpu)
         say(headline(run_dir, ranks, device, "started"), sys.stdout)
-        outcome = _run(config, run_dir, device, environ)
-    _tell_the_end(outcome, config, run_dir)
+        outcome = _with_restarts(config, run_dir, device, environ)
     return outcome.exit_code
 
 
-def _run(config: Config, run_dir: Path, device: str, environ: Mapping[str, str]) -> Outcome:
+def _with_restarts(config: Config, run_dir: Path, device: str, environ: Mapping[str, str]) -> Outcome:
+    """Attempts until one ends well, or no further one is allowed or could help; each end is told. The last counts."""
+    cluster = config.cluster
+    started = time.monotonic()
+    limit_s = None if cluster.time_limit is None else float(seconds_of(cluster.time_limit))
+    for num_restarts in itertools.count():
+        with run_folder.usable(run_dir):
+            attempt = run_folder.next_attempt(run_dir)
+            run_folder.begin_logs(run_dir, range(cluster.nproc_per_node), attempt)
+        limits = Limits(cluster.grace_s, limit_s, spent_s=time.monotonic() - started)
+        outcome = _run(config, run_dir, device, environ, attempt, limits)
+        _tell_the_end(outcome, config, run_dir)
+        failure = outcome.failure
+        if failure is None or num_restarts == cluster.max_restarts or not restarts.may_help(failure):
+            return outcome
+        seconds = restarts.pause_s(num_restarts + 1)
+        if limit_s is not None and time.monotonic() - started + seconds >= limit_s:
+            return outcome
+        say(restarts.announcement(num_restarts + 1, cluster.max_restarts, attempt + 1, seconds))
+        time.sleep(seconds)  # nobody is there to be ended: a stop signal simply ends the launcher
+    raise AssertionError("counting has no end")
+
+
+def _run(
+    config: Config,
+    run_dir: Path,
+    device: str,
+    environ: Mapping[str, str],
+    attempt: int,
+    limits: Limits,
+) -> Outcome:
+    """One attempt: its own port, its own processes."""
     echo = Echo(run_folder.rank_log(run_dir, 0))
     with closing(listening_socket()) as listener:
         commands = rank_commands(
             run_dir,
             config.plugins,
             config.cluster,
+            attempt=attempt,
             device=device,
             listen_fd=listener.fileno(),
             port=listener.getsockname()[1],
@@ -73,9 +107,9 @@ def _run(config: Config, run_dir: Path, device: str, environ: Mapping[str, str])
             is_deterministic=config.run.deterministic,
             is_interactive=echo.is_terminal,
         )
-        limit = config.cluster.time_limit
-        limits = Limits(config.cluster.grace_s, None if limit is None else float(seconds_of(limit)))
-        return supervise(commands, limits, _say_below, echo)
+        hang_watch = HangWatch(watch_of(run_dir, config.cluster, config.cluster.nproc_per_node, attempt))
+        with closing(hang_watch):
+            return supervise(commands, limits, _say_below, echo, hang_watch)
 
 
 def listening_socket() -> socket.socket:

@@ -22,6 +22,7 @@ def rank_commands(
     plugins: Sequence[str],
     cluster: ClusterConfig,
     *,
+    attempt: int,
     device: str,
     listen_fd: int,
     port: int,
@@ -38,6 +39,7 @@ def rank_commands(
     base: the environment to start from; ``cluster.env`` wins over everything.
     """
     argv = [sys.executable, "-P", "-m", "launcher.worker", "--run-dir", str(run_dir), "--device", device]
+    argv += ["--attempt", str(attempt)]
     for plugin in plugins:
         argv += ["--plugin", str(Path(plugin).absolute())]
     world_size = cluster.nproc_per_node

@@ -15,12 +15,14 @@ import yaml
 
 from launcher.check import About, read_config
 from launcher.environment import JoinedRanks, joined_ranks
+from launcher.hang import backstop_s
 from launcher.plugins import load_plugins
 from launcher.rendezvous import Meeting
-from launcher.run_folder import CONFIG_FILE
+from launcher.run_folder import CONFIG_FILE, flight_folder
 from launcher.schema import Config
 from recipes import train
 from recipes.context import RankContext
+from recipes.flight import open_recorder
 from recipes.schema import RecipeConfig
 
 _OUR_PACKAGES = ("launcher", "recipes", "fsdp_core")
@@ -37,10 +39,11 @@ def run_local_rank(arguments: argparse.Namespace, recipe: Recipe = train) -> Non
     config = stored_config(arguments.run_dir, arguments.plugin)
     ranks = joined_ranks()
     assert ranks is not None, "the launcher sets RANK and WORLD_SIZE"
-    meeting = Meeting.of_local_ranks(ranks, arguments.listen_fd, config.cluster.collective_timeout_s)
+    meeting = Meeting.of_local_ranks(ranks, arguments.listen_fd, backstop_s(config.cluster))
     device = torch.device("cpu") if arguments.device == "cpu" else torch.device("cuda", ranks.local_rank)
     hostnames = (socket.gethostname(),) * ranks.world_size
-    run_rank(config, meeting, device, hostnames, arguments.run_dir, arguments.interactive, recipe)
+    context = rank_context(ranks, device, hostnames, arguments.run_dir, arguments.interactive, arguments.attempt)
+    run_rank(config, meeting, device, context, recipe)
 
 
 def stored_config(run_dir: Path, plugins: Sequence[str]) -> Config:
@@ -54,22 +57,26 @@ def run_rank(
     config: Config,
     meeting: Meeting,
     device: torch.device,
-    hostnames: tuple[str, ...],
-    run_dir: Path,
-    is_interactive: bool,
+    context: RankContext,
     recipe: Recipe = train,
 ) -> None:
     """Makes the process group, runs the recipe (rank 0 prints its summary), leaves together with the other ranks."""
     ranks = meeting.ranks
     _prepare(config, ranks, device)
-    meeting.make_process_group(device, config.cluster.collective_timeout_s)
-    recipe.run(config, rank_context(ranks, device, hostnames, run_dir, is_interactive))
+    meeting.make_process_group(device, backstop_s(config.cluster))
+    recipe.run(config, context)
     meeting.leave_together()
 
 
 def rank_context(
-    ranks: JoinedRanks, device: torch.device, hostnames: tuple[str, ...], run_dir: Path, is_interactive: bool
+    ranks: JoinedRanks,
+    device: torch.device,
+    hostnames: tuple[str, ...],
+    run_dir: Path,
+    is_interactive: bool,
+    attempt: int,
 ) -> RankContext:
+    """Opens the flight record: from here on a hang of this rank can be explained."""
     return RankContext(
         rank=ranks.rank,
         world_size=ranks.world_size,
@@ -81,6 +88,14 @@ def rank_context(
         device=str(device),
         run_dir=run_dir,
         is_interactive=is_interactive and ranks.rank == 0,
+        attempt=attempt,
+        flight=open_recorder(
+            flight_folder(run_dir),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            attempt=attempt,
+            host=hostnames[ranks.rank],
+        ),
     )
 
 

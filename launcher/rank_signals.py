@@ -7,6 +7,7 @@ import signal
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STACKS_SIGNAL = signal.SIGQUIT  # the rank writes the Python stacks of its threads into its log and goes on
 
 
 class Interrupted(KeyboardInterrupt):

@@ -9,7 +9,9 @@ diff.patch              uncommitted changes to the code's tracked files
 packages.txt            installed packages and their versions
 environment.json        Python, machine, GPUs, and the variables that steer training
 plugins/                copies of the plugin files
-logs/rank_N.log         what rank N wrote
+logs/rank_N.log         what rank N wrote, attempt after attempt
+flight/rank_N.bin       the last events of rank N, for the report of a hang
+attempt                 how many times ranks were started in this folder
 earlier/N/              the files above from an earlier start in the same folder
 ======================  ============================================================================
 
@@ -22,7 +24,7 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -36,11 +38,16 @@ from recipes.data.files import expanded
 CONFIG_FILE = "config.yaml"
 _ROOT = Path("runs")
 _LOCK_FILE = ".lock"
+_ATTEMPT_FILE = "attempt"
 _LONGEST_NAME = 80  # characters of the run's name in the folder's: file systems take 255 in all
 
 
 def rank_log(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank_{rank}.log"
+
+
+def flight_folder(run_dir: Path) -> Path:
+    return run_dir / "flight"
 
 
 def decide(config: Config, request: LaunchRequest) -> Path:
@@ -126,6 +133,34 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         os.close(self._fd)
+
+
+def next_attempt(run_dir: Path) -> int:
+    """Counts up how often ranks were started in this folder, from 1; to be called while the lock is held.
+
+    Whatever an attempt writes carries its number, so that ranks of an older one that linger can be told apart.
+    Raises OSError if the count cannot be kept, ConfigErrors if the file holds something else than a count.
+    """
+    path = run_dir / _ATTEMPT_FILE
+    before = path.read_text().strip() if path.exists() else "0"
+    if not before.isdecimal():
+        raise _refusal(
+            run_dir, f"has a damaged file {path.name}", "the number of attempts so far in it, or no such file"
+        )
+    attempt = int(before) + 1
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(f"{attempt}\n")
+    unfinished.replace(path)
+    return attempt
+
+
+def begin_logs(run_dir: Path, ranks: Iterable[int], attempt: int) -> None:
+    """A line in each log that goes on from an earlier attempt."""
+    for rank in ranks:
+        path = rank_log(run_dir, rank)
+        if path.exists() and path.stat().st_size:
+            with path.open("a") as log:
+                log.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
 
 
 def _plain(name: str) -> str:

@@ -48,8 +48,15 @@ class RankFields:
     grace_s: float = described(
         60.0, "seconds a signalled rank may take to reach a step boundary", at_least=0, at_most=LONGEST_S
     )
-    collective_timeout_s: float = described(600.0, "seconds a collective may take", at_least=1, at_most=LONGEST_S)
-    max_restarts: int = described(0, "times a failed run is started again", at_least=0)
+    collective_timeout_s: float = described(
+        600.0, "seconds without progress of any rank that count as a hang", at_least=1, at_most=LONGEST_S
+    )
+    slow_phase_timeout_s: float = described(
+        1800.0, "the same while ranks start up (first step included), save or close", at_least=1, at_most=LONGEST_S
+    )
+    max_restarts: int = described(
+        0, "times a failed run is started again, from its newest checkpoint (docs/faults.md)", at_least=0
+    )
     env: dict[str, str] = described({}, "environment variables of every rank (NCCL_... and others)")
 
 

@@ -5,6 +5,7 @@ How a run ends here, in the order in which it is decided:
 ==========================================  ====================================================================
 all ranks said "done"                       0, or 75 if all left with 75 (saved on a signal)
 a rank failed, was killed or left early     the others get SIGKILL at once; the failure that came first counts
+no rank makes progress any more             stacks into the logs, SIGKILL to all; 5, with a report of who is where
 a stop signal, or the time limit            passed on to every rank; after the grace period SIGKILL; 128 + signal
 a second stop signal                        SIGKILL to all at once
 ==========================================  ====================================================================
@@ -26,6 +27,7 @@ from launcher import failure as failures
 from launcher import oom_kills
 from launcher.errors import EXIT_OK, EXIT_SAVED
 from launcher.failure import Failure
+from launcher.hang import HangWatch, write_stacks
 from launcher.rank_output import Echo
 from launcher.rank_process import RankCommand, RankProcess
 from launcher.rank_signals import STOP_SIGNALS, exit_code_of
@@ -46,19 +48,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Limits:
-    """grace_s: what a signalled rank may take; time_limit_s: what the run may take, from its start; None: for ever."""
+    """grace_s: what a signalled rank may take; time_limit_s: what the run may take, from its start; None: for ever.
+
+    spent_s: what earlier attempts have taken of the time limit.
+    """
 
     grace_s: float
     time_limit_s: float | None = None
+    spent_s: float = 0.0
 
 
 def supervise(
-    commands: Sequence[RankCommand], limits: Limits, say: Callable[[str], None], echo: Echo | None = None
+    commands: Sequence[RankCommand],
+    limits: Limits,
+    say: Callable[[str], None],
+    echo: Echo | None = None,
+    hang_watch: HangWatch | None = None,
 ) -> Outcome:
     """Starts the ranks, waits for their end, and leaves no process behind, whatever happens.
 
     say: gets lines for people (the run is being stopped, and why).
     echo: shows the output of ``commands[0]``.
+    hang_watch: looks at the ranks' flight records; None: a hang is not noticed.
 
     To be called from the thread that outlives the ranks (ranks die with the thread that started them).
 
@@ -66,7 +77,7 @@ def supervise(
         OSError: a process could not be started; those started before it are ended.
     """
     with _SignalInbox(echo) as inbox:
-        watch = _Watch(limits, say, inbox)
+        watch = _Watch(limits, say, inbox, hang_watch)
         try:
             for command in commands:
                 watch.processes.append(RankProcess(command, echo if command is commands[0] else None))
@@ -79,14 +90,17 @@ def supervise(
 
 
 class _Watch:
-    def __init__(self, limits: Limits, say: Callable[[str], None], inbox: _SignalInbox) -> None:
+    def __init__(
+        self, limits: Limits, say: Callable[[str], None], inbox: _SignalInbox, hang_watch: HangWatch | None
+    ) -> None:
         self.processes: list[RankProcess] = []
         self._limits = limits
         self._say = say
         self._inbox = inbox
+        self._hang_watch = hang_watch
         self._oom_kills_before = oom_kills.count()
         started = time.monotonic()
-        self._time_limit = None if limits.time_limit_s is None else started + limits.time_limit_s
+        self._time_limit = None if limits.time_limit_s is None else started + limits.time_limit_s - limits.spent_s
         self._stop_signal: int | None = None
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
@@ -101,6 +115,8 @@ class _Watch:
                 return Outcome(failure.exit_code, failure=failure)
             elif all(self._left_well(process) for process in self.processes):
                 return Outcome(self._agreed_exit_code() or EXIT_OK)
+            elif hang := self._hang():
+                return Outcome(hang.exit_code, failure=hang)
             self._inbox.wait(_WAKE_S)
 
     def end_all(self) -> None:
@@ -122,6 +138,15 @@ class _Watch:
                         log.write(f"{status.failure.traceback or status.failure.what}\n")
                 except OSError as error:  # a full disk may be what the rank failed of; the failure itself is told
                     self._say(f"rank {process.rank}: the log cannot be written: {error.strerror}")
+
+    def _hang(self) -> Failure | None:
+        if self._hang_watch is None:
+            return None
+        pids = {process.rank: process.pid for process in self.processes}
+        hang = self._hang_watch.check(pids)
+        if hang is not None:
+            write_stacks({process.rank: process.pid for process in self.processes if process.returncode() is None})
+        return hang
 
     def _heed_signals_and_clocks(self) -> None:
         for signum in self._inbox.take():

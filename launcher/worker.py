@@ -21,6 +21,7 @@ from launcher import failure as failures
 from launcher import parent_death, rank_signals
 from launcher.errors import EXIT_OK, EXIT_RANK_FAILED
 from launcher.failure import Failure
+from launcher.rank_signals import STACKS_SIGNAL
 from launcher.status_pipe import StatusWriter
 from launcher.streams import make_streams_safe
 
@@ -34,6 +35,7 @@ def main(run: Callable[[argparse.Namespace], None] | None = None) -> NoReturn:
     status = StatusWriter.from_environment()
     rank_signals.install()
     faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
     arguments = _parser().parse_args()
     exit_code = guarded(int(os.environ["RANK"]), lambda: (run or _run_recipe)(arguments), status.failed)
     if exit_code == EXIT_OK:
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m launcher.worker", description="one rank; started by fsdp-launch")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--attempt", type=int, default=1, help="how often ranks were started in the run folder")
     parser.add_argument("--plugin", action="append", default=[])
     parser.add_argument("--listen-fd", type=int, help="rank 0: the rendezvous' socket, already listening")
     parser.add_argument("--interactive", action="store_true", help="rank 0: its output is shown on a terminal")

@@ -45,6 +45,7 @@ def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info
         compile_units(units)
     left_alone = ignored_modules(entry, model, config, ranks)
     shard_model(model, entry, config, context, left_alone)
+    fsdp_core.record_flight(model, context.flight)
     groups = checked(fsdp_core.describe(model), config.sharding, config.precision, context)
     if config.train.activation_checkpointing:
         checkpoint_units(units)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.flight import NO_FLIGHT, FlightRecorder
+
 
 @dataclass(frozen=True)
 class RankContext:
@@ -17,6 +19,8 @@ class RankContext:
     device: ``cpu`` or ``cuda:<index>``; already current on CUDA.
     run_dir: the run folder; exists on every rank.
     is_interactive: rank 0 may draw a progress bar.
+    flight: told what this rank is about to do, for the report of a hang.
+    attempt: how many times ranks were started in this run folder, from 1; the same on all ranks.
     """
 
     rank: int
@@ -29,6 +33,8 @@ class RankContext:
     device: str
     run_dir: Path
     is_interactive: bool = False
+    attempt: int = 1
+    flight: FlightRecorder = NO_FLIGHT
 
     @property
     def is_main(self) -> bool:

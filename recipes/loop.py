@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from recipes.data.loading import EvalBatches
 from recipes.data.records import Batch
 from recipes.evaluate import evaluate
+from recipes.flight.recorder import EVALUATION, TRAINING, FlightRecorder
 from recipes.loggers import Logger
 from recipes.metrics.clock import StepClock
 from recipes.metrics.early_stop import EarlyStop
@@ -80,6 +81,8 @@ class Loop:
     def _step(self, step: int) -> None:
         for window in self.windows:
             window.step_begins(step)
+        self.flight.step = step + 1
+        self.flight.event("data")
         self.clock.start()
         lr = self.lr(step)
         outcome = train_step(self.trainee, next(self.batches), lr, self.clock)
@@ -87,6 +90,8 @@ class Loop:
         self.report.step_done()
         for window in self.windows:
             self._say(window.step_ended(step))
+        if step == self.first_step:
+            self.flight.enter(TRAINING)
 
     def _log(self, totals: RunTotals) -> None:
         """All steps since the last log, on every rank; the only place where the host waits for the device."""
@@ -103,7 +108,8 @@ class Loop:
         self.report.progress(lines, self.config.train.steps)
 
     def _evaluate(self, done: int, held_out: EvalBatches) -> dict[str, float]:
-        metrics = evaluate(self.trainee.model, self.trainee.task, held_out, self.trainee.ranks)
+        with self.flight.during(EVALUATION):
+            metrics = evaluate(self.trainee.model, self.trainee.task, held_out, self.trainee.ranks)
         for logger in self.loggers:
             logger.log(done, {f"eval_{name}": value for name, value in metrics.items()})
             logger.flush()
@@ -118,6 +124,10 @@ class Loop:
         bad = [line["step"] for line in lines if not _is_finite(line)]
         if bad and (before is None or _is_finite(before)):
             self._say(f"the loss is not finite since step {bad[0]}: try a lower optimizer.lr or another precision")
+
+    @property
+    def flight(self) -> FlightRecorder:
+        return self.trainee.ranks.flight
 
     def _say(self, text: str | None) -> None:
         if text is not None:

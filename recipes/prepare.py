@@ -27,6 +27,11 @@ def prepare_splits(config: RecipeConfig, ranks: Ranks, report: Report) -> Splits
             f"data.cache_dir: {cache_dir} cannot be made: {error.strerror}. Expected a folder that you may write to; "
             "set data.cache_dir to another one"
         ) from error
+
+    def told(line: str) -> None:
+        ranks.flight.event("progress", "preparing data")  # the other ranks wait for this one: it is alive
+        report.line(line)
+
     request = PrepareRequest(
         task=MODELS[config.model.kind].task,
         seed=data_seed(config),
@@ -36,7 +41,7 @@ def prepare_splits(config: RecipeConfig, ranks: Ranks, report: Report) -> Splits
         is_main=ranks.is_main,
         barrier=ranks.barrier,
         cache_dir=cache_dir,
-        report=report.line,
+        report=told,
     )
     splits: Splits = DATA[config.data.kind].load("prepare")(config.data, request)
     return splits

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recipes.context import RankContext
+from recipes.flight import NO_FLIGHT, FlightRecorder
 
 
 class Pending:
@@ -36,6 +37,7 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    flight: FlightRecorder = NO_FLIGHT
 
     @classmethod
     def of(cls, context: RankContext) -> Ranks:
@@ -44,7 +46,7 @@ class Ranks:
                 f"rank {context.rank} of {context.world_size}: no process group exists; "
                 "the launcher makes it before a recipe starts"
             )
-        return cls(context.rank, context.world_size, torch.device(context.device))
+        return cls(context.rank, context.world_size, torch.device(context.device), context.flight)
 
     @property
     def is_main(self) -> bool:
@@ -54,6 +56,7 @@ class Ranks:
         """In place, any shape and dtype; overlaps with what the caller does until ``wait()``."""
         if self.world_size == 1:
             return Pending(tensor, None)
+        self.flight.event("sum")
         return Pending(tensor, dist.all_reduce(tensor, async_op=True))
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -63,6 +66,7 @@ class Ranks:
     def max(self, tensor: Tensor) -> Tensor:
         """Elementwise, in place."""
         if self.world_size > 1:
+            self.flight.event("max")
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor
 
@@ -70,6 +74,7 @@ class Ranks:
         """``[n, ...]`` on every rank (same n) -> ``[W * n, ...]`` in rank order, on every rank."""
         if self.world_size == 1:
             return tensor
+        self.flight.event("collect")
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)

@@ -50,10 +50,11 @@ class Trainee:
 
 def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, clock: StepClock) -> StepOutcome:
     """micro_batches: this rank's part of the global batch, on the host, each tensor [b, ...]."""
-    model, task, scaler, device = trainee.model, trainee.task, trainee.scaler, trainee.ranks.device
+    model, task, scaler, ranks = trainee.model, trainee.task, trainee.scaler, trainee.ranks
+    device = ranks.device
     own_targets = sum(task.count_targets(batch) for batch in micro_batches)
     # Filled, not copied: a copy from the host would make it wait for the device.
-    pending_targets = trainee.ranks.start_sum(torch.full((), float(own_targets), dtype=torch.float64, device=device))
+    pending_targets = ranks.start_sum(torch.full((), float(own_targets), dtype=torch.float64, device=device))
     loss_sum = torch.zeros((), device=device)
     num_targets: Tensor | None = None
     clock.mark("data")
@@ -71,7 +72,9 @@ def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, cloc
     loss_scale = scaler.scale(torch.ones((), device=device)) if scaler.is_enabled() else None
     for optimizer in trainee.optimizers:
         scaler.unscale_(optimizer)  # and agree over all ranks on whether a gradient overflowed
+    ranks.flight.event("norm")
     grad_norm = fsdp_core.clip_grad_norm_(model, trainee.clip_norm)
+    ranks.flight.event("optimizer")
     for group in trainee.optimizer.param_groups:
         group["lr"] = lr
     for optimizer in trainee.optimizers:

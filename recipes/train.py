@@ -11,6 +11,7 @@ from pathlib import Path
 from recipes.build import Built, build_trainee
 from recipes.context import RankContext
 from recipes.data.records import DataInfo, Splits
+from recipes.flight.recorder import CLOSING
 from recipes.loggers import Logger, open_loggers
 from recipes.loop import Loop, LoopResult
 from recipes.loss_picture import draw_loss
@@ -38,7 +39,9 @@ def run(config: RecipeConfig, context: RankContext) -> Summary:
     started = time.perf_counter()
     ranks, report = Ranks.of(context), Report.of(context)
     choose_kernels(config.run)
+    context.flight.event("progress", "preparing data")
     splits = prepare_splits(config, ranks, report)
+    context.flight.event("progress", "building the model")
     built = build_trainee(config, context, ranks, splits.info)
     for line in opening_lines(config, splits.info, built):
         report.line(line)
@@ -76,6 +79,7 @@ def train(
                 windows=windows,
             )
             result = loop.run()
+        context.flight.enter(CLOSING)
         summary = summarise(context, built, result, time.perf_counter() - started)
         leave_behind(summary, config, context)
     finally:

@@ -24,7 +24,7 @@ from fsdp_core.runtime.prefetch import ForwardOrder, ForwardPrediction
 from fsdp_core.runtime.rate_limiter import RateLimiter
 from fsdp_core.runtime.saved_weights import SavedTensorHooks
 from fsdp_core.runtime.step_guard import shards_are_free, shards_are_read
-from fsdp_core.trace.events import EventLog
+from fsdp_core.trace.events import EventLog, FlightRecorder
 
 if TYPE_CHECKING:
     from fsdp_core.runtime.unit import Unit
@@ -91,6 +91,7 @@ class Context:
         self.reducer = Reducer(resources.streams)
         self.saved_tensor_hooks = SavedTensorHooks()
         self.log: EventLog | None = None
+        self.flight: FlightRecorder | None = None
         self.sync_gradients = True
         self.shows_full = False  # modules have plain whole parameters for a while: units stand aside
         self.divide_factor: float | None = None  # None: the number of ranks
@@ -116,8 +117,15 @@ class Context:
             self.limit_agreement = LimitAgreement(self.limiter, wire, sample)
 
     def record(self, kind: str, unit: Unit | None = None, **facts: Any) -> None:
+        if self.flight is not None:
+            self.flight.event(kind, unit.name if unit is not None else "", facts.get("phase", ""))
         if self.log is not None:
             self.log.record(kind, unit.name if unit is not None else "", **facts)
+
+    def about_to(self, kind: str, unit: Unit | None = None, phase: str = "") -> None:
+        """What follows may wait for other ranks: for the flight record alone, the log has what was done."""
+        if self.flight is not None:
+            self.flight.event(kind, unit.name if unit is not None else "", phase)
 
     def gather_wires(self) -> list[Wire]:
         """The wires of sharding groups, each once."""
@@ -228,6 +236,7 @@ class Context:
             self.record("gather", unit, phase=traced, stream="gather", nbytes=unit.full_nbytes)
             unit.issue_unshard(phase)
         if any(handle.state is HandleState.GATHERING for handle in unit.handles):
+            self.about_to("await", unit, phase)
             unit.wait_unshard()
             self.record("wait", unit)
             if unit.was_written_while_gathering:
@@ -328,6 +337,7 @@ class Context:
             return  # a backward inside a backward (reentrant checkpointing): the outer one finishes
         if self.sync_gradients:
             flush_unsynced(self)
+        self.about_to("finish")
         finished = self.reducer.finish()
         self._closing = None
         for unit in self.units:
@@ -346,6 +356,7 @@ class Context:
 
     def _quiesce(self) -> None:
         """From here until the next gather this rank's shards may be written."""
+        self.about_to("settle")
         for wire in self.gather_wires():
             wire.quiesce()
         for _, handle in self.each_handle():
@@ -372,7 +383,7 @@ class Context:
         copied.resources = deepcopy(self.resources, memo)
         copied.limiter = RateLimiter(self.limiter.limit)
         copied.backward_prefetch, copied.forward_prefetch = self.backward_prefetch, self.forward_prefetch
-        copied.lifted, copied.log = list(self.lifted), None
+        copied.lifted, copied.log, copied.flight = list(self.lifted), None, None
         copied.reducer = Reducer(copied.resources.streams)
         copied.saved_tensor_hooks = SavedTensorHooks()
         copied.sync_gradients, copied.divide_factor = self.sync_gradients, self.divide_factor

@@ -78,6 +78,7 @@ def start_reduction(
 ) -> None:
     """Fill a source (on top of what was summed without communication) and send it on its way."""
     active = list(active)
+    context.about_to("room", unit)
     if handle.unsynced is None:
         context.reducer.make_room()
         source = handle.acquire_gradient_source()

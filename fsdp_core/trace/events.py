@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Event:
     def row(self) -> tuple[str, str]:
         """What schedule tests compare: the kind and the unit."""
         return self.kind, self.unit
+
+
+class FlightRecorder(Protocol):
+    """Told of every event of the log, and also, before this rank may wait for others, of what it is about to do:
+
+    await (the gather of ``unit``), room (earlier reductions), finish (all reductions), settle (peers that may still
+    read this rank's parameters). So the newest event says where a rank is, also when it never comes back.
+    """
+
+    def event(self, kind: str, unit: str = "", phase: str = "") -> None: ...
 
 
 class EventLog:

@@ -13,6 +13,7 @@ from launcher import cli
 from launcher.plugins import unload_plugins
 from launcher.request import LaunchRequest
 from launcher.schema import Config
+from tests.launcher.programs import Program
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,10 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     yield run
     unload_plugins()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    program = Program(tmp_path)
+    yield program
+    program.end()

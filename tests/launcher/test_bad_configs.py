@@ -178,7 +178,6 @@ LATER = {
     "plan": (["action=plan"], ["not available in this version", "train or check or print_script"]),
     "checkpoints": (["checkpoint.every=100"], ["not available in this version"]),
     "resuming": (["checkpoint.resume=auto"], ["not available in this version"]),
-    "restarts": (["cluster.max_restarts=2"], ["not available in this version"]),
     "sweep folder": (["sweep.dir=x"], ["not available in this version"]),
     "sweep": (["-m", "optimizer.lr=1e-3,1e-4"], ["not available in this version", "-m action=check"]),
     "bad job of a sweep": (["-m", "action=check", "sharding.factor=1,3"], ["F does not divide W = 2 (job 1 of 2)"]),

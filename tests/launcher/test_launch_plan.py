@@ -37,6 +37,7 @@ def plan(
         Path("/runs/one"),
         ["my_model.py"],
         ClusterConfig(**cluster),  # type: ignore[arg-type]
+        attempt=3,
         device="cpu",
         listen_fd=9,
         port=4321,

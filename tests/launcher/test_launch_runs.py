@@ -3,92 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.launcher.programs import LIMIT_S, PLUGIN, Program, torchrun
 from tests.support.processes import wait_until, with_argument
-
-ROOT = Path(__file__).parents[2]
-PLUGIN = ROOT / "tests" / "support" / "misbehaving_model.py"
-LIMIT_S = 300  # reached only by a hang
-
-
-class Program:
-    """``fsdp-launch`` on a tiny model and a tiny corpus, in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.tag = f"tag_{uuid.uuid4().hex}"  # in the run folder's name, and so in the command line of every rank
-        self.started: list[subprocess.Popen[str]] = []
-        corpus = folder / "corpus"
-        corpus.mkdir()
-        (corpus / "a.txt").write_text("".join(f"the {n}th line of a small corpus\n" for n in range(400)))
-        self.environ = {
-            **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
-            "OMP_NUM_THREADS": "1",
-        }
-
-    def words(self, *overrides: str) -> list[str]:
-        return [
-            f"plugins=[{PLUGIN}]",
-            "model=misbehaving",
-            "data=text_files",
-            f"data.path={self.folder / 'corpus'}",
-            f"data.cache_dir={self.folder / 'cache'}",
-            "train=smoke",
-            "train.steps=3",
-            f"run.name={self.tag}",
-            "cluster.device=cpu",
-            *overrides,
-        ]
-
-    def start(self, *overrides: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        """``before``: what starts ``-m launcher`` instead of this Python (torchrun)."""
-        command = [sys.executable, *before, "-m", "launcher", *self.words(*overrides)]
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**self.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *overrides: str, before: tuple[str, ...] = ()) -> tuple[int, str, str]:
-        """(exit code, standard output, standard error)."""
-        process = self.start(*overrides, before=before)
-        out, err = process.communicate(timeout=LIMIT_S)
-        return process.returncode, out, err
-
-    def run_dirs(self) -> list[Path]:
-        return sorted((self.folder / "runs").glob(f"*{self.tag}*"))
-
-    def end(self) -> None:
-        for process in self.started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        wait_until(lambda: not with_argument(self.tag), limit_s=10)
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
-    program = Program(tmp_path)
-    yield program
-    program.end()
 
 
 def test_a_run_leaves_every_artefact_and_tells_the_end(program: Program) -> None:
@@ -175,10 +98,6 @@ def test_a_named_folder_can_be_used_again_but_not_at_once(program: Program) -> N
     assert (program.folder / "mine" / "earlier" / "0" / "config.yaml").exists()
 
 
-def torchrun(*words: str) -> tuple[str, ...]:
-    return ("-m", "torch.distributed.run", *words)
-
-
 def test_torchrun_ranks_join_one_run(program: Program) -> None:
     code, out, err = program.run(before=torchrun("--standalone", "--nproc-per-node", "2"))
     assert code == 0, out + err
@@ -253,3 +172,24 @@ def test_one_rank_alone_needs_no_process_group(program: Program) -> None:
     assert code == 0, out + err
     (run_dir,) = program.run_dirs()
     assert json.loads((run_dir / "summary.json").read_text())["world_size"] == 1
+
+
+def test_a_failed_run_is_started_again_in_its_folder(program: Program) -> None:
+    words = ("model.how=raise_once", "model.at_rank=1", f"model.ready_dir={program.folder}", "cluster.max_restarts=2")
+    code, out, err = program.run(*words)
+    assert code == 0, out + err
+    assert "does not like the weather" in err  # the failure is told, then what follows
+    assert "restart 1 of 2 (cluster.max_restarts), attempt 2 in this folder" in err
+    (run_dir,) = program.run_dirs()
+    assert (run_dir / "attempt").read_text() == "2\n"
+    log = (run_dir / "logs" / "rank_1.log").read_text()
+    assert log.index("does not like the weather") < log.index("--- attempt 2, ")
+    assert (run_dir / "summary.json").exists()
+
+
+@pytest.mark.full
+def test_restarts_are_bounded_and_the_last_failure_counts(program: Program) -> None:
+    code, out, err = program.run("model.how=kill", "model.at_rank=1", "cluster.max_restarts=1")
+    assert code == 1, out + err
+    assert err.count("rank 1 of 2 was killed by SIGKILL") == 2
+    assert err.count("starting the ranks again") == 1

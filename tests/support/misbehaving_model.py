@@ -14,7 +14,7 @@ from recipes.registry import register_model
 from recipes.schema.fields import described
 from recipes.schema.model import GPTConfig
 
-HOW = ("train", "raise", "raise_once", "kill", "leave", "memory", "wait")
+HOW = ("train", "raise", "raise_once", "kill", "leave", "memory", "wait", "stop", "sleep")
 
 
 @dataclass
@@ -24,10 +24,9 @@ class MisbehavingConfig(GPTConfig):
     num_heads: int = described(2, "heads")
     hidden_size: int = described(16, "width")
     max_seq_len: int = described(32, "positions")
-    how: str = described(
-        "train", "what to do", choices=("train", "raise", "raise_once", "kill", "leave", "memory", "wait")
-    )
+    how: str = described("train", "what to do", choices=HOW)
     at_rank: int = described(0, "which rank does it")
+    in_block: bool = described(False, "do it in the last block's forward instead of the model's")
     ready_dir: str = described("", "folder in which each rank leaves a file when it gets there")
 
 
@@ -46,7 +45,8 @@ class Misbehaving:
             if num_calls == 2:
                 _misbehave(config)
 
-        model.register_forward_pre_hook(before_forward)
+        place = model.blocks[-1] if config.in_block else model
+        place.register_forward_pre_hook(before_forward)
         return model
 
     @staticmethod
@@ -54,6 +54,15 @@ class Misbehaving:
         from recipes.models import gpt
 
         return gpt.unit_classes()
+
+
+def _is_first_attempt(config: MisbehavingConfig) -> bool:
+    """Attempts are counted by torchrun, or by the mark that the first one leaves."""
+    mark = Path(config.ready_dir or ".", f"misbehaved_{os.environ['RANK']}")
+    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" and not mark.exists()
+    if config.ready_dir:
+        mark.touch()
+    return is_first
 
 
 def _misbehave(config: MisbehavingConfig) -> None:
@@ -64,13 +73,16 @@ def _misbehave(config: MisbehavingConfig) -> None:
         time.sleep(600)
     if rank != config.at_rank:
         return
-    is_first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    if config.how == "raise" or (config.how == "raise_once" and is_first_attempt):
+    if config.how == "raise" or (config.how == "raise_once" and _is_first_attempt(config)):
         raise RuntimeError("this rank does not like the weather")
     if config.how == "memory":
         raise MemoryError("no room")
     if config.how == "leave":
         sys.stdout.flush()
         os._exit(0)
+    if config.how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if config.how == "sleep":
+        time.sleep(600)
     if config.how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -31,12 +31,6 @@ def checkpoints(config: Config, about: About) -> Iterator[Problem]:
         yield _not_yet(about, "checkpoint.resume", config.checkpoint.resume, "checkpoint.resume=never")
 
 
-@RULES.reading("cluster.max_restarts")
-def restarts(config: Config, about: About) -> Iterator[Problem]:
-    if config.cluster.max_restarts:
-        yield _not_yet(about, "cluster.max_restarts", config.cluster.max_restarts, "cluster.max_restarts=0")
-
-
 @RULES.reading("sweep", "cluster.kind")
 def sweeps(config: Config, about: About) -> Iterator[Problem]:
     default = SweepConfig()
