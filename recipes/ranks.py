@@ -19,12 +19,13 @@ from recipes.flight import NO_FLIGHT, FlightRecorder
 class Pending:
     """A sum on its way: ``wait()`` gives the tensor it was started with, now the sum over ranks."""
 
-    def __init__(self, tensor: Tensor, work: dist.Work | None) -> None:
-        self._tensor, self._work = tensor, work
+    def __init__(self, tensor: Tensor, work: dist.Work | None, flight: FlightRecorder) -> None:
+        self._tensor, self._work, self._flight = tensor, work, flight
 
     def wait(self) -> Tensor:
         """CPU: blocks. CUDA: orders the current stream behind the sum, the host does not wait."""
         if self._work is not None:
+            self._flight.event("await_sum")
             self._work.wait()
             self._work = None
         return self._tensor
@@ -55,9 +56,9 @@ class Ranks:
     def start_sum(self, tensor: Tensor) -> Pending:
         """In place, any shape and dtype; overlaps with what the caller does until ``wait()``."""
         if self.world_size == 1:
-            return Pending(tensor, None)
+            return Pending(tensor, None, self.flight)
         self.flight.event("sum")
-        return Pending(tensor, dist.all_reduce(tensor, async_op=True))
+        return Pending(tensor, dist.all_reduce(tensor, async_op=True), self.flight)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """In place, same bits on every rank."""

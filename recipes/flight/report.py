@@ -33,6 +33,7 @@ _DOING = {
     "backward_end": "after backward",
     "norm": "in the norm of the gradient over all ranks",
     "sum": "in a sum over all ranks{phase}",
+    "await_sum": "waiting for a sum over all ranks",
     "max": "in a maximum over all ranks{phase}",
     "collect": "in collecting from all ranks{phase}",
     "data": "waiting for its next batch",
@@ -48,7 +49,7 @@ _NAMES = {
     "max": "a maximum over all ranks{phase}",
     "collect": "collecting from all ranks{phase}",
 }
-_WAITING = ("await", "gather", "room", "reduce", "finish", "settle", "norm", "sum", "max", "collect")
+_WAITING = ("await", "gather", "room", "reduce", "finish", "settle", "norm", "sum", "await_sum", "max", "collect")
 
 
 @dataclass(frozen=True)

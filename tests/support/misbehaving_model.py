@@ -81,6 +81,7 @@ def _misbehave(config: MisbehavingConfig) -> None:
         sys.stdout.flush()
         os._exit(0)
     if config.how == "stop":
+        time.sleep(0.5)  # what this rank has begun in the background is complete
         os.kill(os.getpid(), signal.SIGSTOP)
     if config.how == "sleep":
         time.sleep(600)
