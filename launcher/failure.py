@@ -22,7 +22,7 @@ _LOST_PEER_TEXTS = (
 )
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
 _LAST_LOG_LINES = 15
-_USERS = ("DataError", "ConfigErrors")  # told apart by name: errors of the recipe and of the checker
+_USERS = ("DataError", "ConfigErrors", "LossError")  # told apart by name: errors of the recipe and of the checker
 _CAUSE_ORDER = ("vanished", "raised", "lost_peer")
 
 

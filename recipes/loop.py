@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from recipes.data.records import Batch
 from recipes.evaluate import evaluate
 from recipes.flight.recorder import EVALUATION, TRAINING, FlightRecorder
 from recipes.loggers import Logger
+from recipes.loss_guard import LossGuard
 from recipes.metrics.clock import StepClock
 from recipes.metrics.early_stop import EarlyStop
 from recipes.metrics.ledger import Ledger, Line, StepRecord
@@ -54,6 +54,10 @@ class Loop:
     windows: tuple[StepWindow, ...] = ()
     first_step: int = 0
 
+    def __post_init__(self) -> None:
+        has_scaler = self.trainee.scaler.is_enabled()
+        self.guard = LossGuard(self.config.train, has_scaler, self.trainee.ranks, self._say)
+
     def run(self) -> LoopResult:
         train = self.config.train
         early_stop = EarlyStop(train.early_stop)
@@ -64,7 +68,8 @@ class Loop:
             done = result.steps = step + 1
             is_last = done == train.steps
             should_evaluate = is_last or (train.eval_every is not None and done % train.eval_every == 0)
-            if is_last or should_evaluate or step == self.first_step or done % train.log_every == 0:
+            is_due = is_last or should_evaluate or step == self.first_step or done % train.log_every == 0
+            if is_due or self.guard.must_stop:
                 self._log(result.totals)
             if should_evaluate and self.held_out is not None:
                 result.evaluation = self._evaluate(done, self.held_out)
@@ -85,7 +90,7 @@ class Loop:
         self.flight.event("data")
         self.clock.start()
         lr = self.lr(step)
-        outcome = train_step(self.trainee, next(self.batches), lr, self.clock)
+        outcome = train_step(self.trainee, next(self.batches), lr, self.clock, self.guard.veto(step + 1))
         self.ledger.add(StepRecord(step + 1, lr, self.clock.finish(), outcome))
         self.report.step_done()
         for window in self.windows:
@@ -106,6 +111,7 @@ class Loop:
         for logger in self.loggers:
             logger.flush()
         self.report.progress(lines, self.config.train.steps)
+        self.guard.see(lines)
 
     def _evaluate(self, done: int, held_out: EvalBatches) -> dict[str, float]:
         with self.flight.during(EVALUATION):
@@ -121,9 +127,6 @@ class Loop:
         limiter = self.config.rate_limiter
         retries = int((before or {}).get("num_alloc_retries") or 0)
         self._say(retry_hint(retries, int(lines[-1].get("num_alloc_retries") or 0), limiter.max_inflight, limiter.kind))
-        bad = [line["step"] for line in lines if not _is_finite(line)]
-        if bad and (before is None or _is_finite(before)):
-            self._say(f"the loss is not finite since step {bad[0]}: try a lower optimizer.lr or another precision")
 
     @property
     def flight(self) -> FlightRecorder:
@@ -132,7 +135,3 @@ class Loop:
     def _say(self, text: str | None) -> None:
         if text is not None:
             self.report.line(text)
-
-
-def _is_finite(line: Line) -> bool:
-    return math.isfinite(float(line["loss"] or 0.0))

@@ -8,7 +8,7 @@ batch, however it was cut into ranks and micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -48,8 +48,16 @@ class Trainee:
         return (self.optimizer, *self.extra_optimizers)
 
 
-def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, clock: StepClock) -> StepOutcome:
-    """micro_batches: this rank's part of the global batch, on the host, each tensor [b, ...]."""
+Veto = Callable[[Tensor, Tensor, Tensor], bool]  # (loss_sum, num_targets, grad_norm) -> leave the update out
+
+
+def train_step(
+    trainee: Trainee, micro_batches: Sequence[Batch], lr: float, clock: StepClock, veto: Veto | None = None
+) -> StepOutcome:
+    """micro_batches: this rank's part of the global batch, on the host, each tensor [b, ...].
+
+    veto: asked before the optimizer, must answer alike on all ranks; None: no update is ever left out.
+    """
     model, task, scaler, ranks = trainee.model, trainee.task, trainee.scaler, trainee.ranks
     device = ranks.device
     own_targets = sum(task.count_targets(batch) for batch in micro_batches)
@@ -77,12 +85,14 @@ def train_step(trainee: Trainee, micro_batches: Sequence[Batch], lr: float, cloc
     ranks.flight.event("optimizer")
     for group in trainee.optimizer.param_groups:
         group["lr"] = lr
+    skipped = None if veto is None else veto(loss_sum, num_targets, grad_norm)
     for optimizer in trainee.optimizers:
-        scaler.step(optimizer)  # on shards; left out everywhere after an overflow
+        if not skipped:
+            scaler.step(optimizer)  # on shards; left out everywhere after an overflow
         optimizer.zero_grad()
     scaler.update()
     clock.mark("optimizer")
-    return StepOutcome(loss_sum, num_targets, grad_norm, loss_scale)
+    return StepOutcome(loss_sum, num_targets, grad_norm, loss_scale, skipped)
 
 
 def communication(trainee: Trainee, is_last: bool) -> AbstractContextManager:

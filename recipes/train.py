@@ -127,6 +127,7 @@ def summarise(context: RankContext, built: Built, result: LoopResult, wall_s: fl
         wall_s=wall_s,
         run_dir=str(context.run_dir),
         peak_memory=totals.peak_memory,
+        num_skipped=totals.num_skipped,
     )
 
 

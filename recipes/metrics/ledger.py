@@ -29,12 +29,14 @@ class StepOutcome:
     num_targets: counted targets of the step over all ranks.
     grad_norm: of the engine's gradients before clipping, equal on all ranks.
     loss_scale: what the loss was multiplied by; None without a scaler.
+    skipped: whether the update was left out, the same on all ranks; None where nobody decides that in the step.
     """
 
     loss_sum: Tensor
     num_targets: Tensor
     grad_norm: Tensor
     loss_scale: Tensor | None
+    skipped: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -135,4 +137,6 @@ class Ledger:
             line["qps_per_rank"] = samples_per_s / world
         if loss_scale is not None:
             line["loss_scale"] = loss_scale
+        if record.outcome.skipped is not None:
+            line["skipped"] = int(record.outcome.skipped)
         return line | flop_rates(self._flops, samples_per_s / world, self._peak_flops)

@@ -71,6 +71,19 @@ class EarlyStopConfig:
     min_delta: float = described(0.0, "smallest improvement that counts", at_least=0)
 
 
+LOSS_POLICIES = ("stop", "skip", "warn")
+
+
+@dataclass
+class LossSpikeConfig:
+    """A loss far above the recent ones (docs/faults.md has the formula). Off when factor is null."""
+
+    factor: float | None = described(None, "deviations above the median that make a spike; 6 is usual", above=0)
+    window: int = described(64, "steps that the median and the deviation are taken from", at_least=8)
+    steps: int = described(3, "with action=stop: steps in a row that a spike must last", at_least=1)
+    action: str = described("warn", "what to do: stop, skip (leave the update out) or warn", choices=LOSS_POLICIES)
+
+
 @dataclass
 class TrainConfig:
     """The loop. Accumulation is global_batch / (micro_batch x W)."""
@@ -91,6 +104,13 @@ class TrainConfig:
     eval_samples: int = described(
         256, "held-out samples of one evaluation, over all ranks; 0: no evaluation", at_least=0
     )
+    on_bad_loss: str = described(
+        "stop",
+        "when a loss is NaN or infinite: stop, skip (leave the update out on all ranks) or warn",
+        choices=LOSS_POLICIES,
+    )
+    loss_spike: LossSpikeConfig = described(LossSpikeConfig, "when a loss is far above the recent ones")
+    max_skipped: int = described(10, "updates left out in a row that end the run", at_least=1)
     early_stop: EarlyStopConfig = described(EarlyStopConfig, "stop when the held-out loss no longer improves")
     profile_steps: list[int] | None = described(
         None, "[first, last): steps recorded by the profiler into the run folder"

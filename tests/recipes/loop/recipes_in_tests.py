@@ -56,12 +56,21 @@ class MadeUpConfig(DataConfig):
     kind: str = "made_up"
     num_samples: int = 96
     is_new_each_epoch: bool = True
+    poisoned_epoch: int | None = None  # its first sample holds a NaN
 
 
 class MadeUp(Dataset):
     """Sample i of an epoch follows from (i, epoch) alone. Text counts a different number of targets per sample."""
 
-    def __init__(self, task: str, num_samples: int, first: int, is_new_each_epoch: bool = True) -> None:
+    def __init__(
+        self,
+        task: str,
+        num_samples: int,
+        first: int,
+        is_new_each_epoch: bool = True,
+        poisoned_epoch: int | None = None,
+    ) -> None:
+        self._poisoned_epoch = poisoned_epoch
         self._task, self._num_samples, self._first = task, num_samples, first
         self._is_new_each_epoch = is_new_each_epoch
 
@@ -77,7 +86,10 @@ class MadeUp(Dataset):
         if self._task == "clicks":
             sparse = torch.stack([torch.randint(rows, (), generator=generator) for rows in TABLE_ROWS])
             dense = torch.randn(NUM_DENSE, generator=generator)
-            return {"dense": dense, "sparse": sparse, "labels": (dense.sum() + sparse[1] - 3 > 0).float()}
+            labels = (dense.sum() + sparse[1] - 3 > 0).float()
+            if index == self._first and epoch == self._poisoned_epoch:
+                dense = torch.full_like(dense, float("nan"))
+            return {"dense": dense, "sparse": sparse, "labels": labels}
         tokens = torch.randint(2, VOCAB, (SEQ_LEN + 1,), generator=generator)
         tokens[1::2] = tokens[:-1:2]  # every second token can be learnt
         labels = tokens[1:].clone() if self._task == "causal_lm" else tokens[:TARGET_LEN].clone()
@@ -98,7 +110,7 @@ def prepare(config: MadeUpConfig, request: PrepareRequest) -> Splits:
         num_eval=10,
         description="made-up samples",
     )
-    train = MadeUp(request.task, config.num_samples, 0, config.is_new_each_epoch)
+    train = MadeUp(request.task, config.num_samples, 0, config.is_new_each_epoch, config.poisoned_epoch)
     return Splits(train, MadeUp(request.task, 10, 10_000), info)
 
 
