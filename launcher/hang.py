@@ -10,9 +10,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from launcher.environment import JoinedRanks
 from launcher.errors import EXIT_HANG
 from launcher.failure import Failure
 from launcher.processes import state_of
@@ -22,6 +24,7 @@ from launcher.schema import ClusterConfig
 from recipes.flight.report import GONE, STOPPED, UNKNOWN, HangReport, explain
 from recipes.flight.watch import Watch
 
+REPORT_FILE = "hang.txt"
 _STACKS_S = 1.0  # for the writing of stacks
 _NEXT_RANK_S = 2.0  # how long a rank waits for each lower one to speak
 
@@ -76,6 +79,17 @@ def hang_failure(watch: Watch, states: Mapping[int, str]) -> Failure:
 def opening(watch: Watch) -> str:
     """The first line of a report."""
     return f"the run hangs: no rank has made progress for {watch.silent_s:.0f} s (allowed: {watch.limit_s():g} s)"
+
+
+@contextmanager
+def watched(run_dir: Path, cluster: ClusterConfig, ranks: JoinedRanks, attempt: int, host: str) -> Iterator[None]:
+    """A block in which this rank watches the others, since no launcher of ours does."""
+    watchdog = Watchdog(watch_of(run_dir, cluster, ranks.world_size, attempt), ranks.rank, host, run_dir / REPORT_FILE)
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.stop()
 
 
 class Watchdog:

@@ -19,7 +19,7 @@ from launcher.announce import headline, let_the_first_rank_speak
 from launcher.environment import JoinedRanks
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failure import Failure
-from launcher.hang import Watchdog, backstop_s, watch_of
+from launcher.hang import backstop_s, watched
 from launcher.log_tee import tee_output
 from launcher.rank_run import rank_context, run_rank
 from launcher.rendezvous import Meeting, agreed_device
@@ -64,13 +64,8 @@ def _run(config: Config, meeting: Meeting, run_dir: Path, is_interactive: bool, 
     if meeting.ranks.rank == 0:
         print(headline(run_dir, meeting.ranks, device.type, "joined"), flush=True)
     context = rank_context(meeting.ranks, device, hostnames, run_dir, is_interactive, attempt)
-    watch = watch_of(run_dir, config.cluster, meeting.ranks.world_size, attempt)
-    watchdog = Watchdog(watch, meeting.ranks.rank, hostnames[meeting.ranks.rank], run_dir / "hang.txt")
-    watchdog.start()
-    try:
+    with watched(run_dir, config.cluster, meeting.ranks, attempt, hostnames[meeting.ranks.rank]):
         run_rank(config, meeting, device, context)
-    finally:
-        watchdog.stop()
 
 
 def _agree_on_run_dir(

@@ -13,10 +13,11 @@ from launcher.announce import headline
 from launcher.environment import JoinedRanks
 from launcher.errors import EXIT_OK
 from launcher.failure import Failure
+from launcher.hang import backstop_s, watched
 from launcher.log_tee import tee_output
-from launcher.rank_run import run_rank, stored_config
+from launcher.rank_run import rank_context, run_rank, stored_config
 from launcher.rendezvous import Meeting, agreed_device
-from launcher.run_folder import rank_log
+from launcher.run_folder import next_attempt, rank_log
 from launcher.slurm.step import Step
 from launcher.status_pipe import StatusWriter
 from launcher.worker import guarded, leave
@@ -60,11 +61,15 @@ def _train(step: Step, arguments: argparse.Namespace) -> None:
     config = stored_config(arguments.run_dir, arguments.plugin)
     if config.run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when CUDA starts
-    meeting = Meeting.of_joined_ranks(JoinedRanks.of_step(step), config.cluster.collective_timeout_s)
+    meeting = Meeting.of_joined_ranks(JoinedRanks.of_step(step), backstop_s(config.cluster))
     device, hostnames = agreed_device(meeting, config.cluster.device, socket.gethostname())
     if step.rank == 0:
         print(headline(arguments.run_dir, meeting.ranks, device.type, "started"), flush=True)
-    run_rank(config, meeting, device, hostnames, arguments.run_dir, is_interactive=False)
+    # Counted in the folder, so that ranks of a lost node that linger know themselves to be of an older attempt.
+    attempt = meeting.exchange(next_attempt(arguments.run_dir) if step.rank == 0 else None)[0]
+    context = rank_context(meeting.ranks, device, hostnames, arguments.run_dir, is_interactive=False, attempt=attempt)
+    with watched(arguments.run_dir, config.cluster, meeting.ranks, attempt, hostnames[step.rank]):
+        run_rank(config, meeting, device, context)
 
 
 def _print(failure: Failure) -> None:
