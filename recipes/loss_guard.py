@@ -1,7 +1,7 @@
 """What happens to a step whose loss is not finite, or far above the recent ones.
 
 Spike: with the losses of the last ``window`` good steps, m their median and d = 1.4826 * median(|loss - m|) (the
-standard deviation, for normal noise), a loss above ``m + factor * max(d, 0.01 * |m|)`` is one. Below a quarter of a
+standard deviation, for normal noise), a loss above ``m + deviations * max(d, 0.01 * |m|)`` is one. Below a quarter of a
 window nothing is judged. Losses of spikes do not enter the window, unless the policy is to go on with them.
 
 ================  ==================================================================================================
@@ -60,11 +60,11 @@ class SpikeDetector:
 
     def limit(self) -> float | None:
         """The largest loss that is none; None while too few are known, or nobody asked."""
-        if self._config.factor is None or len(self._window) < max(2, self._config.window // 4):
+        if self._config.deviations is None or len(self._window) < max(2, self._config.window // 4):
             return None
         median = statistics.median(self._window)
         spread = _NORMAL * statistics.median(abs(loss - median) for loss in self._window)
-        return median + self._config.factor * max(spread, _LEAST_SPREAD * abs(median))
+        return median + self._config.deviations * max(spread, _LEAST_SPREAD * abs(median))
 
     def is_spike(self, loss: float) -> bool:
         limit = self.limit()
@@ -88,7 +88,7 @@ class LossGuard:
     @property
     def decides_in_step(self) -> bool:
         """Whether the optimizer waits for a verdict; otherwise losses are judged when they are logged."""
-        spikes_skip = self._train.loss_spike.factor is not None and self._train.loss_spike.action == "skip"
+        spikes_skip = self._train.loss_spike.deviations is not None and self._train.loss_spike.action == "skip"
         return self._train.on_bad_loss == "skip" or spikes_skip
 
     @property

@@ -76,9 +76,9 @@ LOSS_POLICIES = ("stop", "skip", "warn")
 
 @dataclass
 class LossSpikeConfig:
-    """A loss far above the recent ones (docs/faults.md has the formula). Off when factor is null."""
+    """A loss far above the recent ones (docs/faults.md has the formula). Off when deviations is null."""
 
-    factor: float | None = described(None, "deviations above the median that make a spike; 6 is usual", above=0)
+    deviations: float | None = described(None, "deviations above the median that make a spike; 6 is usual", above=0)
     window: int = described(64, "steps that the median and the deviation are taken from", at_least=8)
     steps: int = described(3, "with action=stop: steps in a row that a spike must last", at_least=1)
     action: str = described("warn", "what to do: stop, skip (leave the update out) or warn", choices=LOSS_POLICIES)

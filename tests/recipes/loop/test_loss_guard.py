@@ -64,7 +64,7 @@ def test_what_is_no_bad_loss() -> None:
 
 
 def test_a_spike_is_measured_from_the_median_in_deviations() -> None:
-    detector = SpikeDetector(LossSpikeConfig(factor=6.0, window=32, action="skip"))
+    detector = SpikeDetector(LossSpikeConfig(deviations=6.0, window=32, action="skip"))
     assert [detector.is_spike(loss) for loss in CALM[:8]] == [False] * 8
     limit = detector.limit()
     assert limit == pytest.approx(2.0 + 6 * 1.4826 * 0.1)
@@ -76,7 +76,7 @@ def test_a_spike_is_measured_from_the_median_in_deviations() -> None:
 
 
 def test_a_loss_that_hardly_moves_makes_no_spike_of_a_wiggle() -> None:
-    detector = SpikeDetector(LossSpikeConfig(factor=6.0, window=8))
+    detector = SpikeDetector(LossSpikeConfig(deviations=6.0, window=8))
     for _ in range(8):
         detector.is_spike(2.0)
     assert detector.limit() == pytest.approx(2.0 + 6 * 0.01 * 2.0)
@@ -84,7 +84,7 @@ def test_a_loss_that_hardly_moves_makes_no_spike_of_a_wiggle() -> None:
 
 def test_a_spike_stops_when_it_lasts() -> None:
     said: list[str] = []
-    judge = guard(said, spike={"factor": 6.0, "window": 32, "steps": 3, "action": "stop"})
+    judge = guard(said, spike={"deviations": 6.0, "window": 32, "steps": 3, "action": "stop"})
     judge.see([line(step, loss) for step, loss in enumerate(CALM, start=1)])
     judge.see([line(17, 9.0), line(18, 2.0), line(19, 8.0), line(20, 9.0)])
     assert len(said) == 2  # two rows, each told once
