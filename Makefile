@@ -33,7 +33,7 @@ $(VENV)/.env-made: $(RECORDED) | $(PY)
 	@touch $@
 
 $(VENV)/.dev-env-made: $(VENV)/.env-made
-	$(PIP_INSTALL) --editable '.[tensorboard,flights,images,dev]'
+	$(PIP_INSTALL) --editable '.[tensorboard,flights,images,optuna,dev]'
 	@touch $@
 
 env: $(VENV)/.env-made

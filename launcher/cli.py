@@ -19,12 +19,13 @@ from launcher.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ConfigErrors,
 from launcher.facts import summary
 from launcher.help import help_text, version_text
 from launcher.launch import launch
-from launcher.multirun import check_jobs
+from launcher.multirun import run_sweep
 from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.schema import Config
 from launcher.slurm.start import script_of, submit_run
 from launcher.streams import lead_nowhere, make_streams_safe
+from launcher.sweep.commands import run_command
 
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
 REFUSED = {
@@ -78,7 +79,7 @@ def _run(arguments: list[str]) -> int:
     if _answered_by_hydra(line, composer):
         return EXIT_OK
     if "multirun" in line.flags:
-        return check_jobs(composer)
+        return run_sweep(composer, arguments)
     composed = composer.compose(composer.words.overrides)
     if "cfg" in line.flags:
         return _show_config(line, composed)
@@ -86,6 +87,9 @@ def _run(arguments: list[str]) -> int:
     if config.action == "check":
         print(summary(config, composed.choices), "ok", sep="\n")
         return EXIT_OK
+    if config.action == "sweep":
+        return run_command(config, composed.overrides, composed.sources)
+    _refuse_sweep_keys(composed)
     request = _request(arguments, composed, config)
     if config.action == "print_script":
         print(script_of(config, request), end="")
@@ -93,6 +97,15 @@ def _run(arguments: list[str]) -> int:
     if config.cluster.kind == "slurm":
         return submit_run(config, request)
     return launch(config, request)
+
+
+def _refuse_sweep_keys(composed: Composed) -> None:
+    """Options of a sweep have no effect on one run, but for waiting for its job."""
+    keys = [word.partition("=")[0].lstrip("+") for word in composed.overrides]
+    wrong = [key for key in keys if key.startswith("sweep.") and key != "sweep.wait"]
+    if wrong:
+        what = "one run is no sweep: this would have no effect"
+        raise ConfigErrors([Problem(what, key, source=composed.sources.of(key), remedy="-m ...") for key in wrong])
 
 
 def _refuse_flags(line: CommandLine) -> None:

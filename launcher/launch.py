@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -32,8 +32,15 @@ from launcher.supervisor import Limits, Outcome, supervise
 from launcher.time_limit import seconds_of
 
 
-def launch(config: Config, request: LaunchRequest, environ: Mapping[str, str] = os.environ) -> int:
+def launch(
+    config: Config,
+    request: LaunchRequest,
+    environ: Mapping[str, str] = os.environ,
+    on_end: Callable[[Outcome], None] | None = None,
+) -> int:
     """Runs ``config`` and returns the exit code (design: 0 done, 1 a rank failed, 6 out of memory, 128 + signal).
+
+    on_end: is told how the ranks that this process started ended, for good.
 
     Raises:
         ConfigErrors: something that only shows now: the run folder cannot be used, the GPUs are not there.
@@ -42,10 +49,13 @@ def launch(config: Config, request: LaunchRequest, environ: Mapping[str, str] = 
     if joined is not None:
         # By name and now: this module imports torch, which composing, checking and the local launcher do without.
         return import_module("launcher.join").join(config, request, joined)
-    return _launch_here(config, request, environ)
+    outcome = _launch_here(config, request, environ)
+    if on_end is not None:
+        on_end(outcome)
+    return outcome.exit_code
 
 
-def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, str]) -> int:
+def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, str]) -> Outcome:
     device, why_cpu = _device(config)
     world_size = config.cluster.nproc_per_node
     ranks = JoinedRanks(rank=0, world_size=world_size, local_rank=0, local_world_size=world_size)
@@ -57,7 +67,7 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
             say(why_cpu)
         say(headline(run_dir, ranks, device, "started"), sys.stdout)
         outcome = _with_restarts(config, run_dir, device, environ)
-    return outcome.exit_code
+    return outcome
 
 
 def _with_restarts(config: Config, run_dir: Path, device: str, environ: Mapping[str, str]) -> Outcome:

@@ -45,7 +45,7 @@ def rank_commands(
     world_size = cluster.nproc_per_node
     shared = {
         **base,
-        **_python_path(base),
+        **python_path(base),
         **_threads(base, cluster.cpu_threads_per_rank, num_cores, world_size),
         "PYTHONUNBUFFERED": "1",  # a log can be followed, and nothing is lost when a rank is killed
         "WORLD_SIZE": str(world_size),
@@ -85,7 +85,7 @@ def _threads(base: Mapping[str, str], threads_per_rank: int | None, num_cores: i
     return dict.fromkeys(_THREAD_VARIABLES, str(count))
 
 
-def _python_path(base: Mapping[str, str]) -> dict[str, str]:
+def python_path(base: Mapping[str, str]) -> dict[str, str]:
     """Ranks import the launcher this process runs, also from a checkout that was never installed."""
     root = str(Path(launcher.__file__).parent.parent)
     if root in {*site.getsitepackages(), site.getusersitepackages()}:

@@ -67,12 +67,27 @@ class ClusterConfig(SlurmFields, RankFields):
 
 @dataclass
 class SweepConfig:
-    """Sweeps (``-m``)."""
+    """Sweeps (``-m``). The folder keeps what it was started with; ``action=sweep`` works on a folder."""
 
     dir: str | None = described(None, "folder of the sweep; null: a new one under sweeps/")
-    max_parallel: int = described(1, "jobs at once", at_least=1)
-    wait: bool = described(False, "return only when all jobs have ended")
+    max_parallel: int = described(1, "jobs at once; cores and GPUs are divided among them", at_least=1, at_most=100_000)
+    wait: bool = described(False, "return only when all jobs have ended (SLURM; local jobs are always waited for)")
     do: str | None = described(None, "with action=sweep", choices=("status", "collect", "resume", "retry", "cancel"))
+    fail_fast: bool = described(False, "the first failed job ends the others; false: the others go on")
+    metric: str | None = described(
+        None, "what jobs are compared by: a column of results.csv; null: held-out loss where there is one"
+    )
+    direction: str = described(
+        "minimize", "whether a small or a large metric is good", choices=("minimize", "maximize")
+    )
+    sweeper: str = described(
+        "grid",
+        "grid: every combination; optuna: a search (the same as hydra/sweeper=optuna)",
+        choices=("grid", "optuna"),
+    )
+    trials: int = described(20, "jobs of a search", at_least=1, at_most=100_000)
+    sampler: str = described("tpe", "how a search chooses", choices=("tpe", "random"))
+    sampler_seed: int = described(0, "seed of the search's own choices", at_least=0, at_most=4_294_967_295)
 
 
 @dataclass

@@ -39,11 +39,16 @@ INTERRUPT_GRACE_S = 5.0  # Ctrl-C: somebody sits and waits
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the ranks ended. failure: the first one, if a rank failed; stopped_by: what stopped them, if anything did."""
+    """How the ranks ended.
+
+    failure: the first one, if a rank failed. stopped_by: what stopped them, if anything did; is_time_limit: that was
+    ``cluster.time_limit``.
+    """
 
     exit_code: int
     failure: Failure | None = None
     stopped_by: str | None = None
+    is_time_limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class _Watch:
         self._time_limit = None if limits.time_limit_s is None else started + limits.time_limit_s - limits.spent_s
         self._stop_signal: int | None = None
         self._stopped_by: str | None = None
+        self._is_time_limit = False
         self._kill_at: float | None = None
 
     def until_the_end(self) -> Outcome:
@@ -157,6 +163,7 @@ class _Watch:
                 self._stop(signum, signal.Signals(signum).name)
         now = time.monotonic()
         if self._time_limit is not None and self._stop_signal is None and now >= self._time_limit:
+            self._is_time_limit = True
             self._stop(signal.SIGTERM, f"the time limit of {self._limits.time_limit_s:g} s (cluster.time_limit)")
         if self._kill_at is not None and now >= self._kill_at:
             for process in self.processes:
@@ -175,7 +182,7 @@ class _Watch:
     def _stopped(self, signum: int) -> Outcome:
         agreed = self._agreed_exit_code()
         code = exit_code_of(signum) if agreed is None else agreed
-        return Outcome(code, stopped_by=self._stopped_by)
+        return Outcome(code, stopped_by=self._stopped_by, is_time_limit=self._is_time_limit)
 
     def _agreed_exit_code(self) -> int | None:
         """0 or 75 if every rank left with it and said so, else None."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, ValueType
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from launcher import explain
@@ -68,7 +68,7 @@ def read_words(arguments: Sequence[str], is_multirun: bool) -> Words:
             words.refuse(explain.deletion(argument), key)
             continue
         try:
-            override = parser.parse_override(argument)
+            override = parser.parse_override(_SWEEPERS.get(argument, argument) if is_multirun else argument)
         except HydraException as error:
             reason = str(error).splitlines()[0]
             words.refuse(explain.unreadable(argument, reason), key if "=" in argument else "")
@@ -133,8 +133,6 @@ def _unusable(override: Override, is_multirun: bool) -> Problem | None:
     if override.package is not None:
         what = "@ puts a group into another place, which no group of this config can take"
         return Problem(what, key, source=f"command line: {line}", remedy=f"{key}={override.get_value_string()}")
-    if override.value_type is ValueType.INTERVAL_SWEEP:
-        return Problem("searching an interval is not available in this version", key, source=f"command line: {line}")
     if override.is_sweep_override() and not is_multirun:
         return explain.needs_multirun(line, key, override.get_value_string())
     if override.type is OverrideType.DEL:
@@ -150,9 +148,31 @@ def _of_hydra(line: str, key: str) -> Problem:
         "hydra.verbose": "run.log_level=debug",
     }.get(key, "leave it out")
     what = "Hydra only composes the config here: this has no effect, so it is refused"
-    if key in ("hydra/launcher", "hydra/sweeper"):
-        what = "Hydra's launchers and sweepers are not available in this version"
+    if key == "hydra/launcher":
+        what = "fsdp-launch starts the jobs of a sweep itself, each with its own ranks; Hydra's launchers know no ranks"
+        remedy = _INSTEAD_OF_LAUNCHERS.get(line.partition("=")[2], "leave it out")
+    elif key == "hydra/sweeper":
+        what = "there is no such sweeper here"
+        remedy = "leave it out for every combination, or -m hydra/sweeper=optuna for a search"
+    elif key.startswith("hydra.sweeper."):
+        what = "options of a search are keys of sweep"
+        remedy = _INSTEAD_OF_SWEEPERS.get(key.removeprefix("hydra.sweeper."), "fsdp-launch --help sweep")
     return Problem(what, key, source=f"command line: {line}", remedy=remedy)
+
+
+_INSTEAD_OF_LAUNCHERS = {
+    "joblib": "sweep.max_parallel=4",
+    "ray": "sweep.max_parallel=4",
+    "submitit_slurm": "cluster=slurm",
+}
+_INSTEAD_OF_SWEEPERS = {
+    "n_trials": "sweep.trials=20",
+    "n_jobs": "sweep.max_parallel=4",
+    "direction": "sweep.direction=maximize",
+    "sampler": "sweep.sampler=random",
+    "sampler.seed": "sweep.sampler_seed=1",
+}
+_SWEEPERS = {"hydra/sweeper=optuna": "sweep.sweeper=optuna", "hydra/sweeper=basic": "sweep.sweeper=grid"}
 
 
 def _preset_problems(override: Override, names: list[str]) -> list[Problem]:

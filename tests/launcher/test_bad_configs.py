@@ -178,11 +178,10 @@ LATER = {
     "plan": (["action=plan"], ["not available in this version", "train or check or print_script"]),
     "checkpoints": (["checkpoint.every=100"], ["not available in this version"]),
     "resuming": (["checkpoint.resume=auto"], ["not available in this version"]),
-    "sweep folder": (["sweep.dir=x"], ["not available in this version"]),
-    "sweep": (["-m", "optimizer.lr=1e-3,1e-4"], ["not available in this version", "-m action=check"]),
+    "sweep folder": (["sweep.dir=x"], ["one run is no sweep", "-m"]),
     "bad job of a sweep": (["-m", "action=check", "sharding.factor=1,3"], ["F does not divide W = 2 (job 1 of 2)"]),
-    "interval": (["-m", "action=check", "optimizer.lr=interval(1e-4,1e-3)"], ["not available in this version"]),
-    "hydra launcher": (["hydra/launcher=basic"], ["not available in this version"]),
+    "interval": (["-m", "action=check", "optimizer.lr=interval(1e-4,1e-3)"], ["cannot try every value of an interval"]),
+    "hydra launcher": (["hydra/launcher=basic"], ["starts the jobs of a sweep itself", "leave it out"]),
     "hydra's folder": (["hydra.run.dir=x"], ["has no effect", "run.dir=PATH"]),
 }
 PLUGINS = {

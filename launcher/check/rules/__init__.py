@@ -1,8 +1,16 @@
 """Cross-field rules by subject."""
 
-from launcher.check.rules import data, later, models, ranks, slurm, training
+from launcher.check.rules import data, later, models, ranks, slurm, sweeps, training
 from launcher.check.rules.rule import Rule
 
-RULES: list[Rule] = [*later.RULES, *ranks.RULES, *slurm.RULES, *training.RULES, *models.RULES, *data.RULES]
+RULES: list[Rule] = [
+    *later.RULES,
+    *ranks.RULES,
+    *slurm.RULES,
+    *training.RULES,
+    *models.RULES,
+    *data.RULES,
+    *sweeps.RULES,
+]
 
 __all__ = ["RULES", "Rule"]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from launcher.check.about import About
 from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
-from launcher.schema import Config, SweepConfig
+from launcher.schema import Config
 
-AVAILABLE_ACTIONS = ("train", "check", "print_script")
+AVAILABLE_ACTIONS = ("train", "check", "print_script", "sweep")
 RULES = Rules()
 
 
@@ -29,17 +29,6 @@ def checkpoints(config: Config, about: About) -> Iterator[Problem]:
         yield _not_yet(about, "checkpoint.every", config.checkpoint.every, "checkpoint.every=null")
     if config.checkpoint.resume != "never":
         yield _not_yet(about, "checkpoint.resume", config.checkpoint.resume, "checkpoint.resume=never")
-
-
-@RULES.reading("sweep", "cluster.kind")
-def sweeps(config: Config, about: About) -> Iterator[Problem]:
-    default = SweepConfig()
-    for name in vars(default):
-        if name == "wait" and config.cluster.kind == "slurm":
-            continue
-        value = getattr(config.sweep, name)
-        if value != getattr(default, name):
-            yield _not_yet(about, f"sweep.{name}", value, f"leave sweep.{name} out")
 
 
 @RULES.reading("plugins")

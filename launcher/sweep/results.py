@@ -1,0 +1,62 @@
+"""The files a sweep leaves: results.csv, results.md, report.html, each replaced in one step."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.sweep.folder import Sweep
+from launcher.sweep.record import Job
+from launcher.sweep.report import report_page
+from launcher.sweep.table import Results, results_of, rows
+
+
+def write_results(sweep: Sweep, jobs: Sequence[Job] | None = None) -> Results:
+    """All three files. jobs: as in ``results_of``. Raises OSError."""
+    results = results_of(sweep, jobs)
+    _replace(sweep.path / "results.csv", as_csv(results))
+    _replace(sweep.path / "results.md", as_markdown(results))
+    _replace(sweep.path / "report.html", report_page(results, sweep.path.name, sweep.asked.command))
+    return results
+
+
+def as_csv(results: Results) -> str:
+    """Numbers as they are, unknown ones empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    facts = ["state", "exit_code", "failed_rank", "error", "attempts", "slurm_id", "seconds"]
+    writer.writerow(["job", *results.swept, *facts, *results.columns, "content_hash", "run_dir"])
+    for job in results.jobs:
+        end = job.end
+        writer.writerow(
+            [
+                job.number,
+                *(job.swept.get(key, "") for key in results.swept),
+                job.state,
+                "" if end is None or end.exit_code is None else end.exit_code,
+                "" if end is None or end.rank is None else end.rank,
+                "" if end is None else end.error,
+                job.attempt,
+                job.slurm_id or "",
+                "" if job.seconds is None else f"{job.seconds:.3f}",
+                *("" if (value := results.value(job, name)) is None else repr(value) for name in results.columns),
+                job.content_hash,
+                job.run_dir,
+            ]
+        )
+    return out.getvalue()
+
+
+def as_markdown(results: Results) -> str:
+    header, *body = rows(results)
+    lines = [header, ["---"] * len(header), *body]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,179 @@
+"""A search: jobs are chosen one after the other, each from the results so far. The record is the only memory.
+
+Choices and results are read back from the jobs' records, so a search goes on where it was stopped; jobs without a
+result are run first. A failed job is a choice that gave nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from launcher.announce import say, short
+from launcher.check.about import is_installed
+from launcher.command_line import parse
+from launcher.compose import Composer
+from launcher.errors import ConfigErrors, Problem
+from launcher.provenance import HIDDEN
+from launcher.sweep import folder, states
+from launcher.sweep.chosen import backend_of
+from launcher.sweep.drive import drive
+from launcher.sweep.folder import Sweep
+from launcher.sweep.measures import default_metric
+from launcher.sweep.plan import Planned, plan_one
+from launcher.sweep.record import Job
+from launcher.sweep.settle import settle
+from launcher.sweep.space import Dimension, Value, dimensions_of, with_values
+from launcher.sweep.start import asked_of, opened
+
+_MOST_IN_VAIN = 50  # choices in a row that are on record already, or cannot be composed
+
+
+def start_search(composer: Composer, arguments: Sequence[str]) -> int:
+    """A new search, or one that goes on; returns the exit code.
+
+    Raises:
+        ConfigErrors: nothing to search, optuna is not installed, a choice cannot run, or the folder is not usable.
+    """
+    space, first = _checked(composer)
+    sweep = opened(asked_of(composer, first, arguments), first.asked, [])
+    return _search(composer, sweep, space, first)
+
+
+def resume_search(sweep: Sweep, plugins: Sequence[str], max_parallel: int | None) -> int:
+    """``sweep.do=resume``: its command is composed again, in the folder where it was typed.
+
+    plugins: as typed now, the same files as then. max_parallel: as typed now, if it was.
+    """
+    command = [word for word in sweep.asked.command[1:] if not word.startswith("plugins=")]
+    wrong = ""
+    if os.getcwd() != sweep.asked.cwd:
+        wrong = "the search goes on where it was started, as its presets and paths are looked up from there"
+    elif any(HIDDEN in word for word in command):
+        wrong = "the search's command has secrets, which are not stored"
+    if wrong:
+        again = f"cd {sweep.asked.cwd}; type the search's command again with sweep.dir={sweep.path}"
+        raise ConfigErrors([Problem(wrong, "sweep.do", "resume", remedy=again)])
+    words = [f"sweep.dir={sweep.path}", *([f"plugins=[{','.join(plugins)}]"] if plugins else [])]
+    words += [f"sweep.max_parallel={max_parallel}"] if max_parallel else []
+    composer = Composer(parse([*command, *words]))
+    space, first = _checked(composer)
+    return _search(composer, sweep, space, first)
+
+
+def _search(composer: Composer, sweep: Sweep, space: Sequence[Dimension], first: Planned) -> int:
+    with folder.locked(sweep):
+        settle(sweep)
+        feed = Search(composer, sweep, space, first.asked.max_parallel, first.asked.trials)
+        say(f"sweep folder: {short(sweep.path)}\n{feed.describe()}", sys.stdout)
+        return drive(sweep, backend_of(sweep, first.config.plugins, first.asked.max_parallel), feed)
+
+
+class Search:
+    """The feed of a search (``drive.Feed``)."""
+
+    def __init__(
+        self, composer: Composer, sweep: Sweep, space: Sequence[Dimension], max_parallel: int, trials: int
+    ) -> None:
+        jobs, asked = sweep.jobs(), sweep.asked
+        self._composer, self._sweep, self._space = composer, sweep, list(space)
+        self._max_parallel, self._trials = max_parallel, trials
+        self._by_hash = {job.content_hash: job for job in jobs}
+        self._again = [job for job in jobs if job.state in states.MISSING]
+        self._trial_of: dict[int, int] = {}
+        self._is_exhausted = False
+        self._chooser: Any = import_module("launcher.sweep.optuna_search").Chooser(
+            space,
+            sampler=asked.sampler,
+            seed=asked.sampler_seed,
+            is_small_good=asked.direction == "minimize",
+            num_before=len(jobs),
+        )
+        for job in jobs:
+            if job not in self._again:
+                self._chooser.learn(job.params, self._value(job))
+
+    def describe(self) -> str:
+        done = len(self._by_hash) - len(self._again)
+        return f"a search of {self._trials} jobs over {len(self._space)} keys, {done} of them on record"
+
+    def more(self, num_open: int) -> list[Job]:
+        jobs: list[Job] = []
+        while len(jobs) + num_open < self._max_parallel and (job := self._next()) is not None:
+            jobs.append(job)
+        return jobs
+
+    def ended(self, job: Job) -> None:
+        self._by_hash[job.content_hash] = job
+        self._chooser.tell(self._trial_of.pop(job.number), self._value(job))
+
+    def _next(self) -> Job | None:
+        if self._again:
+            job = self._again.pop(0)
+            self._trial_of[job.number], _ = self._chooser.choose(again=job.params)
+            return job
+        for _ in range(_MOST_IN_VAIN):
+            if len(self._by_hash) >= self._trials or self._is_exhausted:
+                return None
+            trial, values = self._chooser.choose()
+            planned, problems = self._plan(values)
+            if planned is None:
+                say(f"passed over: {_words(values)}: {problems[0].key}: {problems[0].what}")
+                self._chooser.tell(trial, None)
+            elif (known := self._by_hash.get(planned.content_hash)) is not None:
+                self._chooser.tell(trial, self._value(known))
+            else:
+                job = self._sweep.add(planned, 1 + max((job.number for job in self._by_hash.values()), default=-1))
+                self._by_hash[job.content_hash] = job
+                self._trial_of[job.number] = trial
+                return job
+        say(f"the search ends: its last {_MOST_IN_VAIN} choices were on record already, or cannot run")
+        self._is_exhausted = True
+        return None
+
+    def _plan(self, values: Mapping[str, Value]) -> tuple[Planned | None, list[Problem]]:
+        return plan_with(self._composer, self._space, values)
+
+    def _value(self, job: Job) -> float | None:
+        if job.state != states.DONE or job.end is None:
+            return None
+        return job.end.measures.get(self._sweep.asked.metric or default_metric(job.end.measures))
+
+
+def plan_with(
+    composer: Composer, space: Sequence[Dimension], values: Mapping[str, Value]
+) -> tuple[Planned | None, list[Problem]]:
+    overrides = with_values(composer.words.overrides, values)
+    return plan_one(composer, overrides, [dimension.key for dimension in space], values)
+
+
+def _checked(composer: Composer) -> tuple[list[Dimension], Planned]:
+    """The space, and its first job. Every choice of every list is checked, the other keys at their first value."""
+    space, problems = dimensions_of(composer.words.overrides, composer.loader.hydra.config_loader)
+    if not problems and not space:
+        remedy = "optimizer.lr='tag(log, interval(1e-4, 1e-2))'"
+        problems.append(Problem("there is nothing to search: no key has several values", remedy=remedy))
+    if not is_installed("optuna"):
+        remedy = "pip install 'fsdp-launcher[optuna]'"
+        problems.append(Problem("the search needs the package optuna", "hydra/sweeper", "optuna", remedy=remedy))
+    if problems:
+        raise ConfigErrors(problems)
+    base = {dimension.key: dimension.first() for dimension in space}
+    corners = [base, *({**base, d.key: choice} for d in space for choice in d.choices[1:])]
+    corners += [{**base, d.key: d.number(d.high)} for d in space if not d.choices]
+    jobs: list[Planned] = []
+    for corner in corners:
+        job, found = plan_with(composer, space, corner)
+        problems.extend(problem for problem in found if problem not in problems)
+        if job is not None:
+            jobs.append(job)
+    if problems:
+        raise ConfigErrors(problems)
+    return space, jobs[0]
+
+
+def _words(values: Mapping[str, Value]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
