@@ -66,8 +66,7 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
         if why_cpu is not None:
             say(why_cpu)
         say(headline(run_dir, ranks, device, "started"), sys.stdout)
-        outcome = _with_restarts(config, run_dir, device, environ)
-    return outcome
+        return _with_restarts(config, run_dir, device, environ)
 
 
 def _with_restarts(config: Config, run_dir: Path, device: str, environ: Mapping[str, str]) -> Outcome:

@@ -79,6 +79,6 @@ def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     for process in sweeping.started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+            process.communicate()
     wait_until(lambda: not with_argument(folder.name), limit_s=10)
     unload_plugins()
