@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher import failure as failures
 from launcher import rank_signals
 from launcher.errors import EXIT_OK, EXIT_OUT_OF_MEMORY, EXIT_RANK_FAILED, EXIT_SAVED
-from launcher.failure import Failure
+from launcher.restarts import may_help
 from launcher.run_folder import rank_log
 from launcher.slurm import client, records, states
 from launcher.slurm.client import Queued, SlurmError
@@ -84,12 +84,7 @@ def may_go_on(ended: Ended, story: Story, limits: Limits) -> bool:
     """Whether the run may go back to the queue, if SLURM still counts it as running."""
     if ended.exit_code == EXIT_SAVED:
         return story.num_saves < limits.max_requeues
-    return ended.failure is not None and is_worth_a_retry(ended.failure) and story.num_crashes < limits.max_restarts
-
-
-def is_worth_a_retry(failure: Failure) -> bool:
-    """Not what the user must change, and not too little memory, which would be too little again."""
-    return not failure.is_users and failure.exit_code == EXIT_RANK_FAILED
+    return ended.failure is not None and may_help(ended.failure) and story.num_crashes < limits.max_restarts
 
 
 def _saved(code: int, ends: Sequence[RankEnd]) -> bool:

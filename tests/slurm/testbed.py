@@ -147,7 +147,7 @@ class Testbed:
             f"--{name}={self.folder}/munge.{name.partition('-')[0]}" for name in ("key-file", "pid-file", "log-file")
         ]
         words += [f"--seed-file={self.folder}/munge.seed", f"--socket={self.folder}/munge.sock", "--num-threads=2"]
-        self._spawn("munged", ["munged", "--foreground", *words])
+        self._spawn("munged", ["munged", "--foreground", "--force", *words])
         _until((self.folder / "munge.sock").exists, "munge")
 
     def start_controller(self) -> None:
