@@ -24,6 +24,8 @@ from fsdp_core.api import (
 from fsdp_core.init import deferred_init, materialize, seeded_init
 from fsdp_core.layout.unit_policy import GroupPolicy, ModuleClassPolicy, PredicatePolicy, SizePolicy, regroup_by_order
 from fsdp_core.policy import MixedPrecision, RateLimit
+from fsdp_core.state.held_parts import fill_model, held_model, held_optimizer
+from fsdp_core.state.optim_state import fill_optimizer
 
 __all__ = [
     "FullyShardedDataParallel",
@@ -37,9 +39,13 @@ __all__ = [
     "clip_grad_norm_",
     "deferred_init",
     "describe",
+    "fill_model",
+    "fill_optimizer",
     "flat_parameters",
     "full_parameters",
     "fully_shard",
+    "held_model",
+    "held_optimizer",
     "join",
     "load_optim_state_dict",
     "load_state_dict",

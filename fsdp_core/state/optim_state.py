@@ -15,9 +15,9 @@ state of a ``WholeParameterOptimizer``  as the wrapped optimizer keeps it; share
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ _SCALAR_KEYS = frozenset({"step", "mu_product", "eta", "mu"})
 
 
 @dataclass(frozen=True, eq=False)
-class _Names:
+class Names:
     """From parameter objects to names."""
 
     by_id: dict[int, str]
@@ -59,7 +59,7 @@ class _Names:
 
 
 @dataclass(frozen=True, eq=False)
-class _Entry:
+class OptimizerEntry:
     """One value of the state, as it belongs to one original parameter. ``is_part``: it is 1-D and holds the elements
     of the parameter that this rank holds."""
 
@@ -69,12 +69,12 @@ class _Entry:
     is_part: bool
 
 
-def _names(model: nn.Module) -> _Names:
+def names_in(model: nn.Module) -> Names:
     by_id: dict[int, str] = {}
     for entry in state_entries(model):
         if entry.kind == "parameter":
             by_id.setdefault(id(entry.value), entry.name)
-    return _Names(by_id)
+    return Names(by_id)
 
 
 def _handles(contexts: list[Context]) -> Iterator[tuple[Unit, FlatParamHandle]]:
@@ -91,7 +91,7 @@ def optimizer_state_dict(
     """See ``fsdp_core.optim_state_dict``."""
     if kind not in ("full", "sharded"):
         raise StateError("The kind of an optimizer state dict is not understood.", expected="full or sharded", got=kind)
-    contexts, names = contexts_in(model), _names(model)
+    contexts, names = contexts_in(model), names_in(model)
     if isinstance(optimizer, WholeParameterOptimizer):
         state = optimizer.full_state() if kind == "full" else optimizer.owned_state()
     else:
@@ -123,21 +123,21 @@ def _sharded_states(contexts: list[Context], optimizer: torch.optim.Optimizer, k
     state: dict[str, dict[str, Any]] = {}
     for unit, handle in _handles(contexts):
         own = holdings.get(id(handle), []) + holdings.get(id(handle.flat_parameter), [])
-        state.update(_state_of_handle(unit, handle, [e for h in own for e in _entries(h, optimizer)], kind))
+        state.update(_state_of_handle(unit, handle, [e for h in own for e in state_entries_of(h, optimizer)], kind))
     return state
 
 
-def _entries(holding: Holding, optimizer: torch.optim.Optimizer) -> Iterator[_Entry]:
+def state_entries_of(holding: Holding, optimizer: torch.optim.Optimizer) -> Iterator[OptimizerEntry]:
     for key, value in optimizer.state[holding.param].items():
         if isinstance(optimizer, ShardedOptimizer) and key in ("whole", "parts"):
             for piece in holding.pieces:
                 for inner, tensor in value.get(piece.fqn, {}).items():
-                    yield _Entry(piece, inner, tensor, key == "parts")
+                    yield OptimizerEntry(piece, inner, tensor, key == "parts")
             continue
         is_part = _is_elementwise(value, holding.param)
         local = holding.local(value) if is_part else value
         for piece in holding.pieces:
-            yield _Entry(piece, key, piece.of(local) if is_part else value, is_part)
+            yield OptimizerEntry(piece, key, piece.of(local) if is_part else value, is_part)
 
 
 def _is_elementwise(value: Any, parameter: Tensor) -> bool:
@@ -148,12 +148,12 @@ def _is_elementwise(value: Any, parameter: Tensor) -> bool:
 
 
 def _state_of_handle(
-    unit: Unit, handle: FlatParamHandle, entries: Sequence[_Entry], kind: str
+    unit: Unit, handle: FlatParamHandle, entries: Sequence[OptimizerEntry], kind: str
 ) -> dict[str, dict[str, Any]]:
     """Per name what the optimizer keeps; element-wise values of one key are gathered together."""
     indices = {parameter.spec.fqn: index for index, parameter in enumerate(handle.params)}
     found: dict[str, dict[str, Any]] = {entry.piece.fqn: {} for entry in entries}
-    parts: dict[str, list[_Entry]] = {}
+    parts: dict[str, list[OptimizerEntry]] = {}
     for entry in entries:
         if entry.is_part:
             parts.setdefault(entry.key, []).append(entry)
@@ -180,49 +180,120 @@ def _state_of_handle(
 # -- loading ----------------------------------------------------------------------------------------------------------
 
 
+class StateSource(Protocol):
+    """Saved state by original name, wherever it comes from; what is not there has no keys."""
+
+    def tensors(self, name: str) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what was kept as tensors, by key."""
+
+    def values(self, name: str) -> Mapping[str, Any]:
+        """The rest, by key."""
+
+    def part(self, name: str, key: str, piece: Piece) -> Tensor:
+        """The elements of a tensor of the parameter's shape that ``piece`` holds: 1-D, in its memory order, on any
+        device; it is copied."""
+
+    def whole(self, name: str, key: str) -> Tensor:
+        """A tensor as a whole; it is copied."""
+
+
+class _DictSource:
+    """The ``state`` of a state dict of this module."""
+
+    def __init__(self, by_name: Mapping[str, dict[str, Any]]) -> None:
+        self._by_name = by_name
+
+    def tensors(self, name: str) -> Mapping[str, tuple[int, ...]]:
+        found = self._by_name.get(name, {})
+        return {key: tuple(value.shape) for key, value in found.items() if isinstance(value, Tensor)}
+
+    def values(self, name: str) -> Mapping[str, Any]:
+        return {key: value for key, value in self._by_name.get(name, {}).items() if not isinstance(value, Tensor)}
+
+    def part(self, name: str, key: str, piece: Piece) -> Tensor:
+        return _part(self._by_name[name][key], piece)
+
+    def whole(self, name: str, key: str) -> Tensor:
+        value: Tensor = self._by_name[name][key].detach()
+        return value
+
+
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """See ``fsdp_core.load_optim_state_dict``."""
-    names = _names(model)
-    by_name: Mapping[str, dict[str, Any]] = saved["state"]
-    _load_groups(optimizer, saved["param_groups"], names)
+    _load_groups(optimizer, saved["param_groups"], names_in(model))
     if isinstance(optimizer, WholeParameterOptimizer):
-        optimizer.load_owned_state(dict(by_name))
+        optimizer.load_owned_state(dict(saved["state"]))
         return
-    elementwise = _elementwise_keys(optimizer, by_name)
+    fill_optimizer(model, optimizer, _DictSource(saved["state"]))
+
+
+def fill_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, source: StateSource, left_out: Collection[Tensor] = ()
+) -> None:
+    """The optimizer's state from ``source``, each rank its own part of it; settings of its groups stay.
+
+    left_out: parameters whose state somebody else takes care of.
+    """
+    if isinstance(optimizer, WholeParameterOptimizer):
+        names = [piece.fqn for _, piece, _ in optimizer.live_states()]
+        optimizer.load_owned_state({name: state for name in names if (state := _whole_state(source, name))})
+        return
+    names_of = names_in(model).of
+    kept = [p for group in optimizer.param_groups for p in group["params"] if all(p is not other for other in left_out)]
+    elementwise = _elementwise_keys(kept, source)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            present = [name for name in names.of(parameter) if by_name.get(name)]
+            if any(parameter is other for other in left_out):
+                continue
+            present = [name for name in names_of(parameter) if source.tensors(name) or source.values(name)]
             if not present:
                 optimizer.state.pop(parameter, None)
             elif isinstance(parameter, (FlatParameter, ShardedTensor)):
-                optimizer.state[parameter] = _local_state(holding_of(parameter), optimizer, by_name, elementwise)
+                optimizer.state[parameter] = _local_state(holding_of(parameter), optimizer, group, source, elementwise)
             else:
-                optimizer.state[parameter] = {key: _copy(value) for key, value in by_name[present[0]].items()}
+                state = _whole_state(source, present[0])
+                optimizer.state[parameter] = {
+                    key: placed(key, value, parameter.device, group) for key, value in state.items()
+                }
 
 
-def _elementwise_keys(optimizer: torch.optim.Optimizer, by_name: Mapping[str, dict[str, Any]]) -> set[str]:
+def _whole_state(source: StateSource, name: str) -> dict[str, Any]:
+    return {**source.values(name), **{key: source.whole(name, key) for key in source.tensors(name)}}
+
+
+def placed(key: str, value: Any, device: torch.device, group: Mapping[str, Any]) -> Any:
+    """A copy where torch's optimizers want it: beside the parameter, but for step counts that the host keeps."""
+    if not isinstance(value, Tensor):
+        return value
+    if key == "step" and not (group.get("fused") or group.get("capturable")):
+        return value.detach().clone()
+    return value.detach().to(device, copy=True)
+
+
+def _elementwise_keys(parameters: Sequence[Tensor], source: StateSource) -> set[str]:
     """Keys whose values have one element per parameter element. A 0-dim value of a 0-dim parameter says nothing by
     itself: the other parameters decide, and without any the key's name."""
     keys: set[str] = set()
     scalars: set[str] = set()
     others: set[str] = set()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not isinstance(parameter, (FlatParameter, ShardedTensor)):
-                continue
-            for piece in holding_of(parameter).pieces:
-                for key, value in by_name.get(piece.fqn, {}).items():
-                    if not isinstance(value, Tensor) or tuple(value.shape) != piece.shape:
-                        others.add(key)
-                    else:
-                        (keys if piece.shape else scalars).add(key)
+    for parameter in parameters:
+        if not isinstance(parameter, (FlatParameter, ShardedTensor)):
+            continue
+        for piece in holding_of(parameter).pieces:
+            others.update(source.values(piece.fqn))
+            for key, shape in source.tensors(piece.fqn).items():
+                if tuple(shape) != piece.shape:
+                    others.add(key)
+                else:
+                    (keys if piece.shape else scalars).add(key)
     return keys | (scalars - others - _SCALAR_KEYS)
 
 
 def _local_state(
     holding: Holding,
     optimizer: torch.optim.Optimizer,
-    by_name: Mapping[str, dict[str, Any]],
+    group: Mapping[str, Any],
+    source: StateSource,
     elementwise: set[str],
 ) -> dict[str, Any]:
     """The state of one optimizer parameter, put together from its original parameters."""
@@ -233,17 +304,21 @@ def _local_state(
         state.update({"whole": {}, "parts": {}})
     device = holding.data.device
     for piece in holding.pieces:
-        for key, value in by_name.get(piece.fqn, {}).items():
+        name = piece.fqn
+        for key in source.tensors(name):
             if key in whole_keys:
-                state["whole"].setdefault(piece.fqn, {})[key] = value.detach().to(device, copy=True)
+                state["whole"].setdefault(name, {})[key] = source.whole(name, key).to(device, copy=True)
             elif key in part_keys:
-                state["parts"].setdefault(piece.fqn, {})[key] = _part(value, piece).to(device, copy=True)
+                state["parts"].setdefault(name, {})[key] = source.part(name, key, piece).to(device, copy=True)
             elif key in elementwise:
+                part = source.part(name, key, piece)
                 if key not in state:
-                    state[key] = _empty_like(holding, value.dtype)
-                piece.of(holding.local(state[key])).copy_(_part(value, piece))
-            else:
-                state.setdefault(key, _copy(value))
+                    state[key] = _empty_like(holding, part.dtype)
+                piece.of(holding.local(state[key])).copy_(part)
+            elif key not in state:
+                state[key] = placed(key, source.whole(name, key), device, group)
+        for key, value in source.values(name).items():
+            state.setdefault(key, value)
     return state
 
 
@@ -269,7 +344,7 @@ def _part(value: Tensor, piece: Piece) -> Tensor:
     return piece.cut(value.detach())
 
 
-def _load_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], names: _Names) -> None:
+def _load_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], names: Names) -> None:
     """Settings of each group; groups are matched by position and must hold the same names."""
     if len(groups) != len(optimizer.param_groups):
         raise StateError(

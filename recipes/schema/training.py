@@ -152,7 +152,14 @@ class LoggerConfig:
 class CheckpointConfig:
     """Saving and resuming."""
 
-    every: int | None = described(None, "steps between checkpoints; null: none", at_least=1)
+    every: str | None = described(None, "steps between checkpoints, or minutes (10min); null: none")
+    keep_last: int = described(2, "newest checkpoints that stay", at_least=1)
+    keep_every: int | None = described(None, "checkpoints of every such step stay for good; null: none", at_least=1)
+    keep_best: int = described(0, "checkpoints with the lowest held-out loss that stay", at_least=0)
+    asynchronous: bool = described(True, "training goes on while a copy is written (host memory: this rank's share)")
+    on_error: str = described(
+        "stop", "where a save fails (a full disk, say): stop the run, or go on without it", choices=("stop", "continue")
+    )
     resume: str = described("never", "auto: newest complete checkpoint of run.dir; never; or a path")
 
 

@@ -75,11 +75,15 @@ class WholeParameterOptimizer(ShardedOptimizer):
                 group.setdefault(name, value)
         self.defaults = {**self.wrapped.defaults}
 
+    def live_states(self) -> Iterator[tuple[Holding, Piece, dict[str, Any]]]:
+        """What the wrapped optimizer keeps of each parameter this rank owns, empty before its first step; no copies."""
+        for one in self._everything():
+            if one.is_mine:
+                yield one.holding, one.piece, self.wrapped.state.get(self._stand_ins[id(one.piece)], {})
+
     def owned_state(self) -> dict[str, dict[str, Any]]:
         """The wrapped optimizer's state of the parameters this rank owns, by original name, in original shapes."""
-        mine = [one for one in self._everything() if one.is_mine]
-        states = ((one.piece.fqn, self.wrapped.state.get(self._stand_ins[id(one.piece)])) for one in mine)
-        return {fqn: copy.deepcopy(state) for fqn, state in states if state}
+        return {piece.fqn: copy.deepcopy(state) for _, piece, state in self.live_states() if state}
 
     def full_state(self) -> dict[str, dict[str, Any]]:
         """The same for all parameters, on every rank. Every rank calls; one broadcast per parameter."""

@@ -16,7 +16,7 @@ from recipes.data.records import DataInfo
 from recipes.models.dhen.adagrad import RowwiseAdagrad
 from recipes.models.dhen.layers import DHENLayer, shares
 from recipes.models.dhen.model import DHEN
-from recipes.models.dhen.tables import EmbeddingTables, TableShard
+from recipes.models.dhen.tables import EmbeddingTables
 from recipes.models.sizes_from_data import exactly_as_data, table_rows
 from recipes.schema.model import DHENConfig
 
@@ -25,7 +25,6 @@ __all__ = [
     "DHENLayer",
     "EmbeddingTables",
     "RowwiseAdagrad",
-    "TableShard",
     "build",
     "extra_optimizers",
     "forward_flops",

@@ -35,21 +35,7 @@ from torch.autograd.function import once_differentiable
 from recipes.models.dhen.exchange import Route, deliver, give_back, plan_route, world
 from recipes.models.dhen.placement import Placement
 from recipes.models.dhen.row_init import fill_embedding_rows
-
-
-@dataclass(frozen=True)
-class TableShard:
-    """This rank's part of one table, for checkpoints: enough to write it, and to read it at any number of ranks.
-
-    name: ``table_<number>``. shape: of the whole table. start, stop: half-open span of its rows here (may be empty).
-    values: [stop - start, ...], a view: writing to it writes the table.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    values: Tensor
+from recipes.models.own_shards import OwnShards, TableShard
 
 
 @dataclass(frozen=True)
@@ -62,7 +48,7 @@ class _Index:
     first_slots: Tensor
 
 
-class EmbeddingTables(nn.Module):
+class EmbeddingTables(OwnShards):
     """Tables of rows [R_t, dim], one lookup per table: ids [B, T] -> [B, T, dim]. Every rank must call it together.
 
     Args:
