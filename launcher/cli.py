@@ -14,18 +14,20 @@ import yaml
 from launcher.announce import let_the_first_rank_speak
 from launcher.checked import check, checked
 from launcher.command_line import CommandLine, parse
-from launcher.compose import Composed, Composer
+from launcher.compose import Composed, Composer, named_plugins
 from launcher.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ConfigErrors, Problem
 from launcher.facts import summary
-from launcher.help import help_text, version_text
+from launcher.help import UnknownTopic, help_text, version_text
 from launcher.launch import launch
 from launcher.multirun import run_sweep
+from launcher.plugins import load_plugins
 from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.schema import Config
 from launcher.slurm.start import script_of, submit_run
 from launcher.streams import lead_nowhere, make_streams_safe
 from launcher.sweep.commands import run_command
+from launcher.words import read_words
 
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
 REFUSED = {
@@ -68,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     line = parse(arguments)
     if "help" in line.flags:
-        config_dir = Path(line.flags.get("config_dir", ""))
-        print(help_text(line.words, config_dir if "config_dir" in line.flags and config_dir.is_dir() else None))
+        print(_help(line))
         return EXIT_OK
     if "version" in line.flags:
         print(version_text())
@@ -106,6 +107,18 @@ def _refuse_sweep_keys(composed: Composed) -> None:
     if wrong:
         what = "one run is no sweep: this would have no effect"
         raise ConfigErrors([Problem(what, key, source=composed.sources.of(key), remedy="-m ...") for key in wrong])
+
+
+def _help(line: CommandLine) -> str:
+    """Kinds of a plugin have help, too: ``fsdp-launch plugins='[./my_model.py]' --help my_model``."""
+    config_dir = Path(line.flags.get("config_dir", ""))
+    topics = [word for word in line.words if not word.startswith("plugins=")]
+    if topics != line.words:
+        load_plugins(named_plugins(read_words(line.words, is_multirun=False).overrides))
+    try:
+        return help_text(topics, config_dir if "config_dir" in line.flags and config_dir.is_dir() else None)
+    except UnknownTopic as unknown:
+        raise ConfigErrors([Problem(str(unknown), source="--help", remedy="fsdp-launch --help")]) from None
 
 
 def _refuse_flags(line: CommandLine) -> None:

@@ -134,20 +134,8 @@ class Composer:
                 problems.append(_unmergeable(override, error))
 
     def _load_plugins(self) -> tuple[Path, ...]:
-        named: Any = []
-        for override in self.words.overrides:
-            if override.key_or_group == "plugins":
-                named = override.value()
-        if not isinstance(named, list) or not all(isinstance(path, str) for path in named):
-            remedy = f"plugins='[{named}]'" if isinstance(named, str) else "plugins='[./my_model.py]'"
-            raise ConfigErrors(
-                [
-                    *self.line.problems,
-                    Problem("this is no list of files", "plugins", as_yaml(named), "command line", "a list", remedy),
-                ]
-            )
         try:
-            files = tuple(load_plugins(named))
+            files = tuple(load_plugins(named_plugins(self.words.overrides)))
         except ConfigErrors as errors:
             raise ConfigErrors([*self.line.problems, *self.words.problems, *errors.problems]) from None
         store_presets(plugin_presets())
@@ -205,6 +193,25 @@ class Composer:
             raw["cluster"].update(
                 kind="torchrun", num_nodes=self.joined.num_nodes, nproc_per_node=self.joined.local_world_size
             )
+
+
+def named_plugins(overrides: Sequence[Override]) -> list[str]:
+    """The files of ``plugins=[...]``. Raises ConfigErrors if it is no list of files."""
+    named: Any = []
+    for override in overrides:
+        if override.key_or_group == "plugins":
+            named = override.value()
+        elif override.key_or_group.startswith("plugins."):
+            what = "plugins is one list of files, named as a whole"
+            remedy = f"plugins='[{override.get_value_string()}]'"
+            source = f"command line: {override.input_line}"
+            raise ConfigErrors([Problem(what, override.key_or_group, source=source, remedy=remedy)])
+    if not isinstance(named, list) or not all(isinstance(path, str) for path in named):
+        remedy = f"plugins='[{named}]'" if isinstance(named, str) else "plugins='[./my_model.py]'"
+        raise ConfigErrors(
+            [Problem("this is no list of files", "plugins", as_yaml(named), "command line", "a list", remedy)]
+        )
+    return named
 
 
 def _told(error: Exception, config_name: str, problems: list[Problem]) -> Exception:

@@ -86,6 +86,15 @@ def needs_multirun(argument: str, key: str, value: str) -> Problem:
     )
 
 
+def _at_home(value: str) -> str:
+    return value.replace("~/", "$HOME/")
+
+
+def _is_tuple(value: str) -> bool:
+    """``(0.9,0.95)``: a list as Python would write it."""
+    return value.startswith("(") and value.endswith(")") and "," in value
+
+
 def _is_plain(character: str) -> bool:
     if character.isalnum():
         return character.isascii()
@@ -102,8 +111,12 @@ def _cause(key: str, has_value: str, value: str) -> tuple[str, str]:
         rest = value.removeprefix("~")
         home = f'{key}="$HOME{rest}"' if rest.startswith("/") or not rest else quoted(key, value)
         return "the shell did not expand ~ here, and Hydra's grammar does not know it", home
-    if value.startswith("="):
+    if value.startswith("=") and key.strip():
         return "there is one = too many", shlex.quote(f"{key}={value.lstrip('=')}")
+    if "~/" in value:  # inside a list
+        return "the shell does not expand ~ here, and Hydra's grammar does not know it", f'{key}="{_at_home(value)}"'
+    if _is_tuple(value):
+        return "a list is written in square brackets", shlex.quote(f"{key}=[{value[1:-1]}]")
     for opening, closing in (("[", "]"), ("{", "}"), ("(", ")")):
         if value.count(opening) != value.count(closing):
             where = "opened and not closed" if value.count(opening) > value.count(closing) else "closed and not opened"

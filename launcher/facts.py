@@ -140,7 +140,9 @@ def _sizes(config: Config, facts: Facts) -> list[tuple[str, str]]:
 
 
 def _provenance(config: Config) -> str:
-    return f" ({config.model.provenance})" if config.model.provenance else ""
+    """Where the count comes from, as the preset says it; without saying the count again."""
+    words = [part for part in config.model.provenance.split("; ") if not part.endswith(" parameters")]
+    return f" ({'; '.join(words)})" if words and words != [""] else ""
 
 
 def _listed(groups: list[list[int]]) -> str:

@@ -42,8 +42,12 @@ def version_text() -> str:
     return "\n".join(f"{name} {_version(name)}" for name in ("fsdp-launcher", "hydra-core", "omegaconf", "torch"))
 
 
+class UnknownTopic(ValueError):
+    """Nothing is called like this; the message says what there is."""
+
+
 def help_text(words: list[str], config_dir: Path | None = None) -> str:
-    """The whole help, or that of the groups (or kinds) named in ``words``."""
+    """The whole help, or that of the groups, kinds or keys named in ``words``. Raises UnknownTopic."""
     if words:
         return "\n\n".join(_topic(word.partition("=")[0], config_dir) for word in words)
     parts = [
@@ -102,7 +106,7 @@ def _lines_about(word: str) -> str:
     found = [line for line in keys if line.startswith(f"  {word}=")] or [line for line in keys if word in line]
     if not found:
         groups = ", ".join(group_names(None))
-        return f"nothing is called '{word}'; groups are {groups}; kinds are {', '.join(_kinds())}"
+        raise UnknownTopic(f"nothing is called '{word}'; groups are {groups}; kinds are {', '.join(_kinds())}")
     return f"keys with '{word}'\n" + "\n".join(found)
 
 
@@ -154,7 +158,7 @@ def _flags() -> str:
         value = "|".join(flag.choices) or "VALUE"
         value = {"none": "", "one": f" {value}", "optional": f" [{value}]"}[flag.value]
         shown.append((f"  {', '.join(reversed(flag.names))}{value}", flag.help))
-    return "\n".join(_hanging(f"{name:<34}", text) for name, text in shown)
+    return "\n".join(_hanging(f"{name:<33} ", text) for name, text in shown)
 
 
 def _hanging(first: str, text: str) -> str:

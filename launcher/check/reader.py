@@ -200,7 +200,7 @@ class _Reader:
             what, remedy = "there is nothing after the =", f"write {key}=VALUE without spaces around the ="
         elif limits.choices and isinstance(value, str):
             remedy = did_you_mean(near(value, limits.choices)) or hint
-        remedy = remedy or HINTS.get(key, "")
+        remedy = remedy.replace("KEY=", f"{key}=") or HINTS.get(key, "")
         words = expected(item.annotation, limits)
         self._problem(key, what, got=as_yaml(value), expected=f"{words}{_aside(item.help)}", remedy=remedy)
 
@@ -224,8 +224,15 @@ class _Reader:
                     "there is no such key" + self._other_kinds(leaf),
                     got=None if self.sources.text(leaf) is not None else as_yaml(_value_at(value, leaf, key)),
                     expected="" if matches else f"one of {', '.join(sorted(names))}",
-                    remedy=did_you_mean(matches) or "remove it",
+                    remedy=did_you_mean(matches) or self._remedy_for(leaf, names),
                 )
+
+    def _remedy_for(self, leaf: str, names: set[str]) -> str:
+        """A key that is like no other: perhaps its group is misspelt, or it stands below a group by mistake."""
+        first, _, rest = leaf.partition(".")
+        if first == "experiment" and rest:
+            return f"an experiment file begins with '# @package _global_'; then {rest} means the key of that name"
+        return did_you_mean([f"{match}=..." for match in near(first, names)]) or "remove it"
 
     def _other_kinds(self, key: str) -> str:
         """Names the kinds that do have such a key: the user may have chosen another preset than they think."""

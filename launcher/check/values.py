@@ -184,7 +184,8 @@ def _read_text(value: Any, limits: Limits, typed: str | None) -> str:
 
 def _read_list(annotation: Any, value: Any, limits: Limits) -> list[Any]:
     if isinstance(value, (str, int, float)):
-        raise BadValue(f"put it in brackets, quoted for the shell: '[{value}]'")
+        inner = value.strip().removeprefix("(").removesuffix(")") if isinstance(value, str) else value
+        raise BadValue(f"put it in brackets, quoted for the shell: 'KEY=[{inner}]'")
     if not isinstance(value, list):
         raise BadValue()
     return [read(annotation, element, limits) for element in value]

@@ -88,7 +88,7 @@ class LossSpikeConfig:
 class TrainConfig:
     """The loop. Accumulation is global_batch / (micro_batch x W)."""
 
-    steps: int = described(MISSING, "optimizer steps", at_least=1)
+    steps: int = described(MISSING, "optimizer steps", at_least=1, at_most=10**12)
     global_batch: int = described(MISSING, "samples per step, over all ranks and micro-batches", at_least=1)
     micro_batch: int | None = described(
         None, "samples of one forward on one rank; null: global_batch / W, no accumulation", at_least=1

@@ -18,6 +18,9 @@ UNKNOWN = {
     "misspelt key, added": (["+train.stepz=3"], ["train.stepz", "did you mean train.steps?", "+train.stepz=3"]),
     "misspelt key, forced": (["++train.stepz=3"], ["train.stepz", "did you mean train.steps?", "++train.stepz=3"]),
     "key of another group": (["train.lr=1e-3"], ["did you mean optimizer.lr?"]),
+    "misspelt group's name": (["modle=t5_tiny"], ["modle: there is no such key", "did you mean model=...?"]),
+    "one of a list of files": (["plugins.0=./x.py"], ["one list of files", "plugins='[./x.py]'"]),
+    "home in a list": (["plugins=[~/x.py]"], ["does not expand ~", 'plugins="[$HOME/x.py]"']),
     "misspelt group": (["shardin.factor=2"], ["did you mean sharding.factor"]),
     "unknown top level": (["+foo.bar.baz=1"], ["foo.bar.baz: there is no such key", "expected: one of action"]),
     "key of another kind": (["model.d_model=64"], ["for model kind gpt", "it belongs to t5"]),
@@ -36,7 +39,10 @@ UNKNOWN = {
 }
 TYPES = {
     "fraction for a count": (["train.steps=1.5"], ["a whole number", "it has a fraction"]),
-    "word for a count": (["train.steps=many"], ["train.steps", "a whole number, at least 1 (optimizer steps)"]),
+    "word for a count": (
+        ["train.steps=many"],
+        ["train.steps", "a whole number, at least 1, at most 1e+12 (optimizer steps)"],
+    ),
     "zero steps": (["train.steps=0"], ["a whole number, at least 1"]),
     "limiter of 0": (["rate_limiter.max_inflight=0"], ["at least 1", "rate_limiter=unlimited"]),
     "negative rate": (["optimizer.lr=-1e-3"], ["a number, above 0"]),
@@ -45,8 +51,11 @@ TYPES = {
     "word for a flag": (["sharding.reshard_after_forward=perhaps"], ["true or false"]),
     "null for a count": (["train.steps=null"], ["null is not allowed here"]),
     "list for a count": (["train.steps=[1,2]"], ["train.steps", "a whole number"]),
-    "value for a list": (["train.profile_steps=3"], ["'[3]'"]),
-    "value for a list of names": (["optimizer.no_decay=bias"], ["a list, each text", "'[bias]'"]),
+    "value for a list": (["train.profile_steps=3"], ["'train.profile_steps=[3]'"]),
+    "value for a list of names": (["optimizer.no_decay=bias"], ["a list, each text", "'optimizer.no_decay=[bias]'"]),
+    "tuple for a list": (["optimizer.betas=(0.9,0.95)"], ["square brackets", "'optimizer.betas=[0.9,0.95]'"]),
+    "tuple as text for a list": (['optimizer.betas="(0.9,0.95)"'], ["'optimizer.betas=[0.9,0.95]'"]),
+    "steps without end": (["train.steps=1e30"], ["a whole number, at least 1, at most 1e+12"]),
     "value for keys": (["train.early_stop=3"], ["this is a group of keys", "train.early_stop.patience"]),
     "dtype by another name": (["precision.param_dtype=bf16"], ["did you mean bfloat16?"]),
     "dropout of 1": (["model.dropout=1"], ["below 1"]),
@@ -104,6 +113,13 @@ FIELDS = {
     "long warm-up": (["scheduler.warmup_steps=5000"], ["the run ends before the warm-up does"]),
     "profile backwards": (["train.profile_steps=[6,3]"], ["no span of steps", "first < last"]),
     "run name": (["run.name=a/b"], ["without '/'"]),
+    "empty run folder": (["run.dir="], ["run.dir: the path is empty", "run.dir=PATH"]),
+    "cache folder is a file": (["data.cache_dir={tmp}/file"], ["data.cache_dir: this is a file"]),
+    "cache folder below a file": (["data.cache_dir={tmp}/file/x"], ["data.cache_dir", "is a file"]),
+    "folder without a tokenizer": (
+        ["data.tokenizer.kind=local", "data.tokenizer.path={tmp}/texts"],
+        ["data.tokenizer.path: the folder holds no tokenizer", "save_pretrained"],
+    ),
     "run folder is a file": (["run.dir={tmp}/file"], ["this is a file"]),
     "launcher's own variable": (["cluster.env.RANK=3"], ["the launcher sets this variable itself"]),
     "CPU wire on CUDA": (["cluster.device=cuda", "sharding.wire=shared_memory"], ["CPU ranks only"]),
@@ -266,6 +282,8 @@ FILES = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("no tokenizer")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     return tmp_path

@@ -29,7 +29,7 @@ def test_help_lists_every_group_and_preset(command: Command) -> None:
 def test_help_of_a_group_lists_its_keys(command: Command) -> None:
     train = command("--help", "train").out
     assert "train.steps=???" in train
-    assert "optimizer steps [a whole number, at least 1]" in train
+    assert "optimizer steps [a whole number, at least 1, at most 1e+12]" in train
     assert "train.early_stop.patience=null" in train
     model = command("--help", "model").out
     assert "gpt_175b" in model
@@ -39,13 +39,21 @@ def test_help_of_a_group_lists_its_keys(command: Command) -> None:
 
 def test_help_of_a_key_or_of_any_word(command: Command) -> None:
     assert command("--help", "train.steps").out == (
-        "keys with 'train.steps'\n  train.steps=???  optimizer steps [a whole number, at least 1]\n"
+        "keys with 'train.steps'\n  train.steps=???  optimizer steps [a whole number, at least 1, at most 1e+12]\n"
     )
     patience = command("--help", "patience").out
     assert "train.early_stop.patience=null" in patience
     assert patience.rstrip().endswith("or null]")  # the line that continues it
     assert "model: presets" in command("--help", "model=gpt_tiny").out
-    assert "nothing is called 'sizes_of_shoes'; groups are" in command("--help", "sizes_of_shoes").out
+    unknown = command("--help", "sizes_of_shoes")
+    assert unknown.code == 2
+    assert "nothing is called 'sizes_of_shoes'; groups are" in unknown.err
+
+
+def test_help_of_a_plugins_kind(command: Command) -> None:
+    shown = command(f"plugins=[{ROOT}/examples/my_model.py]", "--help", "my_model").out
+    assert shown.startswith("model kind my_model: keys\n")
+    assert "model.kernel_size=7  tokens that one convolution sees" in shown
 
 
 def test_version(command: Command) -> None:

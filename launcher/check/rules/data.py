@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from launcher.check.about import About
@@ -24,6 +25,7 @@ from recipes.sizes import longest_sequence
 
 RULES = Rules()
 DATA_TASK = {"causal_lm": "text", "seq2seq_lm": "text", "clicks": "clicks", "images": "images"}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CRITEO_SUFFIXES = (".tsv", ".txt", ".tsv.gz", ".txt.gz")
 
 
@@ -104,13 +106,47 @@ def image_path(config: Config, about: About) -> Iterator[Problem]:
 
 
 @RULES.reading("data")
+def cache_folder(config: Config, about: About) -> Iterator[Problem]:
+    """Prepared data is kept in a folder that exists and can be read, or can be made."""
+    if config.data.cache_dir is None:
+        return
+    place = expanded(config.data.cache_dir).absolute()
+    nearest = next(folder for folder in (place, *place.parents) if folder.exists())
+    problem = None
+    if not nearest.is_dir():
+        problem = f"{nearest} is a file" if nearest != place else "this is a file"
+    elif nearest != place and not os.access(nearest, os.W_OK):
+        problem = f"it does not exist, and {nearest} cannot be written"
+    elif nearest == place and not os.access(place, os.R_OK | os.X_OK):
+        problem = "the folder cannot be read"
+    if problem is not None:
+        remedy = "data.cache_dir=null keeps it in your home's cache folder"
+        yield about.problem(
+            "data.cache_dir", problem, got=str(config.data.cache_dir), expected="a folder, or a new path", remedy=remedy
+        )
+
+
+def _tokenizer_folder(about: About, path: str) -> Iterator[Problem]:
+    expected = f"a folder with a transformers tokenizer ({' or '.join(TOKENIZER_FILES)})"
+    problems = list(_files(about, "data.tokenizer.path", path, expected, ()))
+    yield from problems
+    if not problems and not any((expanded(path) / name).is_file() for name in TOKENIZER_FILES):
+        yield about.problem(
+            "data.tokenizer.path",
+            "the folder holds no tokenizer",
+            got=f"'{path}'",
+            expected=expected,
+            remedy="data.tokenizer.path=PATH, where tokenizer.save_pretrained(PATH) has written one",
+        )
+
+
+@RULES.reading("data")
 def tokenizers(config: Config, about: About) -> Iterator[Problem]:
     if not isinstance(config.data, TextDataConfig):
         return
     tokenizer = config.data.tokenizer
     if tokenizer.kind == "local":
-        expected = "a folder with a transformers tokenizer (tokenizer.json, tokenizer_config.json)"
-        yield from _files(about, "data.tokenizer.path", tokenizer.path or "", expected, ())
+        yield from _tokenizer_folder(about, tokenizer.path or "")
     elif tokenizer.path is not None:
         yield about.problem(
             "data.tokenizer.path",
@@ -170,5 +206,5 @@ def _files(about: About, key: str, path: str, expected: str, suffixes: tuple[str
 def _path(about: About, key: str, path: str, problem: str, expected: str) -> Problem:
     what = problem.removeprefix(f"{key}={path}: ").removeprefix(f"{key} is ").removesuffix(f"; expected {expected}")
     return about.problem(
-        key, "the path " + what if what == "empty" else what, got=f"'{path}'", expected=expected, remedy=f"{key}=PATH"
+        key, "the path is empty" if what == "empty" else what, got=f"'{path}'", expected=expected, remedy=f"{key}=PATH"
     )

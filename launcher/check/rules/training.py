@@ -135,7 +135,15 @@ def run_folder(config: Config, about: About) -> Iterator[Problem]:
             expected="text without '/' and line breaks that does not start with '.'",
             remedy="run.name=my_run",
         )
-    if run.dir is not None and expanded(run.dir).is_file():
+    if run.dir is not None and not run.dir.strip():
+        yield about.problem(
+            "run.dir",
+            "the path is empty",
+            got=f"'{run.dir}'",
+            expected="a folder, or a new path",
+            remedy="run.dir=PATH (is a shell variable empty?), or leave it out for a new folder under runs/",
+        )
+    elif run.dir is not None and expanded(run.dir).is_file():
         yield about.problem(
             "run.dir", "this is a file", got=run.dir, expected="a folder, or a new path", remedy="run.dir=null"
         )
