@@ -61,8 +61,12 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
     ranks = JoinedRanks(rank=0, world_size=world_size, local_rank=0, local_world_size=world_size)
     run_dir = run_folder.decide(config, request)
     with run_folder.Lock(run_dir):
-        with run_folder.usable(run_dir):
-            provenance.write(run_dir, request, config.plugins)
+        try:
+            with run_folder.usable(run_dir):
+                provenance.write(run_dir, request, config.plugins)
+        except BaseException:
+            run_folder.discard_if_unused(run_dir)
+            raise
         if why_cpu is not None:
             say(why_cpu)
         say(headline(run_dir, ranks, device, "started"), sys.stdout)

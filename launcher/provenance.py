@@ -21,8 +21,8 @@ import launcher
 from launcher.machine import num_cores
 from launcher.request import LaunchRequest
 from launcher.run_folder import CONFIG_FILE
+from recipes.secrets import HIDDEN, is_secret, is_secret_name, without_secret_values
 
-HIDDEN = "<hidden>"
 ARTEFACTS = (
     CONFIG_FILE,
     "overrides.yaml",
@@ -33,7 +33,6 @@ ARTEFACTS = (
     "environment.json",
     "plugins",
 )
-_SECRET_NAME = re.compile(r"(api_?key|access_?key|token|secret|passw(or)?d|credential)s?$", re.IGNORECASE)
 _SECRET_IN_CODE = re.compile(
     r"""((?:api_?key|access_?key|token|secret|passw(?:or)?d)['"]?\s*[:=]\s*)(['"])[^'"]{8,}\2""", re.IGNORECASE
 )
@@ -57,8 +56,19 @@ _LARGEST_DIFF_BYTES = 5_000_000
 
 
 def write(run_dir: Path, request: LaunchRequest, plugins: Sequence[str]) -> None:
-    """Writes every artefact; those of an earlier start in this folder move to ``earlier/<n>``."""
-    _set_aside(run_dir)
+    """Writes every artefact; those of an earlier start in this folder move to ``earlier/<n>``.
+
+    All or none: where one cannot be written (a full disk), the folder is left as it was found.
+    """
+    earlier = _set_aside(run_dir)
+    try:
+        _write_all(run_dir, request, plugins)
+    except BaseException:
+        _take_back(run_dir, earlier)
+        raise
+
+
+def _write_all(run_dir: Path, request: LaunchRequest, plugins: Sequence[str]) -> None:
     (run_dir / CONFIG_FILE).write_text(without_secrets(request.config_yaml))
     (run_dir / "overrides.yaml").write_text(yaml.safe_dump([hide_override(word) for word in request.overrides]))
     words = shlex.join(hide_override(word) for word in request.command)
@@ -75,7 +85,7 @@ def without_secrets(config_yaml: str) -> str:
     """The config with the secrets of ``cluster.env`` hidden; ranks get that group through their environment."""
     config = yaml.safe_load(config_yaml)
     variables = (config.get("cluster") or {}).get("env") or {}
-    secret = [name for name in variables if is_secret(name)]
+    secret = [name for name, value in variables.items() if is_secret(name, value)]
     if not secret:
         return config_yaml
     variables.update(dict.fromkeys(secret, HIDDEN))
@@ -85,9 +95,9 @@ def without_secrets(config_yaml: str) -> str:
 def hide_override(word: str) -> str:
     """An override as typed, without values of secret keys: ``cluster.env.API_KEY=...`` and ``'env={API_KEY: ...}'``."""
     key, equals, value = word.partition("=")
-    if equals and value and is_secret(key):
+    if equals and value and is_secret_name(key):
         return f"{key}={HIDDEN}"
-    return _PAIR.sub(_hide_pair, word)
+    return without_secret_values(_PAIR.sub(_hide_pair, word))
 
 
 def packages() -> list[str]:
@@ -108,23 +118,39 @@ def environment(environ: Mapping[str, str]) -> dict[str, Any]:
         "memory_bytes": _memory_bytes(),
         "gpus": _gpus(),
         "variables": {
-            name: HIDDEN if is_secret(name) else value
+            name: HIDDEN if is_secret_name(name) else without_secret_values(value)
             for name, value in sorted(environ.items())
             if name.startswith(_TOLD_PREFIXES)
         },
     }
 
 
-def _set_aside(run_dir: Path) -> None:
+def _set_aside(run_dir: Path) -> Path | None:
+    """Where the artefacts of an earlier start are now; None if there were none."""
     present = [name for name in ARTEFACTS if (run_dir / name).exists()]
     if not present:
-        return
+        return None
     earlier = run_dir / "earlier"
     earlier.mkdir(exist_ok=True)
     folder = earlier / str(len(list(earlier.iterdir())))
     folder.mkdir()
     for name in present:
         (run_dir / name).rename(folder / name)
+    return folder
+
+
+def _take_back(run_dir: Path, earlier: Path | None) -> None:
+    """Undo a start that could not be written down."""
+    for name in ARTEFACTS:
+        path = run_dir / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if earlier is not None:
+        for path in earlier.iterdir():
+            path.rename(run_dir / path.name)
+        earlier.rmdir()
 
 
 def _write_code(run_dir: Path) -> None:
@@ -139,7 +165,7 @@ def _write_code(run_dir: Path) -> None:
     changed = " with uncommitted changes (diff.patch)" if diff else ""
     (run_dir / "revision.txt").write_text(f"{revision.strip()}{changed}\n")
     if diff:
-        hidden = _SECRET_IN_CODE.sub(rf"\1\2{HIDDEN}\2", diff)
+        hidden = without_secret_values(_SECRET_IN_CODE.sub(rf"\1\2{HIDDEN}\2", diff))
         (run_dir / "diff.patch").write_text(hidden[:_LARGEST_DIFF_BYTES])
 
 
@@ -169,13 +195,9 @@ def _git(root: Path, *words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def is_secret(key: object) -> bool:
-    return _SECRET_NAME.search(str(key)) is not None
-
-
 def _hide_pair(match: re.Match[str]) -> str:
     key, sign, _ = match.groups()
-    return f"{key}{sign}{HIDDEN}" if is_secret(key) else match.group(0)
+    return f"{key}{sign}{HIDDEN}" if is_secret_name(key) else match.group(0)
 
 
 def _cpu_model() -> str:

@@ -154,6 +154,18 @@ def next_attempt(run_dir: Path) -> int:
     return attempt
 
 
+def discard_if_unused(run_dir: Path) -> None:
+    """Remove a folder in which nothing was written but what opening it leaves: a start that failed has no run."""
+    if (run_dir / CONFIG_FILE).exists():
+        return
+    try:
+        (run_dir / "logs").rmdir()
+        (run_dir / _LOCK_FILE).unlink(missing_ok=True)
+        run_dir.rmdir()
+    except OSError:
+        pass  # there is something else in it
+
+
 def begin_logs(run_dir: Path, ranks: Iterable[int], attempt: int) -> None:
     """A line in each log that goes on from an earlier attempt."""
     for rank in ranks:

@@ -7,10 +7,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.provenance import is_secret
 from launcher.schema import ClusterConfig, Config
 from launcher.slurm.lead import lead_s
 from launcher.time_limit import canonical, seconds_of
+from recipes.secrets import is_secret
 
 JOB_LOG = Path("logs") / "slurm.log"  # in the run folder: what the script, srun and every rank print
 SAVE_SIGNAL = "USR2"
@@ -145,7 +145,7 @@ def _variables(cluster: ClusterConfig) -> list[str]:
     """``cluster.env``; a secret comes with the environment of sbatch and stands in no file."""
     lines = []
     for name, value in cluster.env.items():
-        if is_secret(name):
+        if is_secret(name, value):
             lines.append(f"# {name} comes from the environment of sbatch: secrets are not written down")
         else:
             lines.append(f"export {name}={shlex.quote(value)}")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import ConfigErrors, Problem
-from launcher.provenance import is_secret
 from launcher.schema import Config
 from launcher.slurm import client, records, snapshot
 from launcher.slurm.script import Array, Place, sbatch_options, script_text
+from recipes.secrets import is_secret
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def _sbatch(script: Path, config: Config, options: Sequence[str], environ: Mapping[str, str]) -> str:
-    secrets = {name: value for name, value in config.cluster.env.items() if is_secret(name)}
+    secrets = {name: value for name, value in config.cluster.env.items() if is_secret(name, value)}
     try:
         return client.sbatch(script, {**client.clean_environment(environ, options), **secrets})
     except client.SlurmError as error:

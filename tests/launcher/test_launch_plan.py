@@ -282,6 +282,42 @@ def test_artefacts_of_an_earlier_start_are_kept(tmp_path: Path) -> None:
     ]
 
 
+def test_values_that_look_like_secrets_are_hidden_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "hf_" + "Abc123Def456Ghi789Jkl012"
+    monkeypatch.setenv("NCCL_NOTE", secret)
+    words = (f"cluster.env.NOTE={secret}", f"logger.wandb.notes={secret}")
+    request = LaunchRequest(f"cluster:\n  env:\n    NOTE: {secret}\n", words, ("fsdp-launch", *words))
+    provenance.write(tmp_path, request, [])
+    assert "logger.wandb.notes=<hidden>" in (tmp_path / "overrides.yaml").read_text()
+    for file in tmp_path.rglob("*"):
+        assert secret not in file.read_text(), file
+
+
+def _full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_start_that_cannot_be_written_down_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(provenance, "packages", _full_disk)
+    config = Config()
+    with pytest.raises(ConfigErrors, match="No space left on device"):
+        launch.launch(config, LaunchRequest("{}", choices={"model": "gpt_tiny"}), environ={})
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_start_that_cannot_be_written_down_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provenance.write(tmp_path, LaunchRequest("run: {seed: 1}"), [])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    monkeypatch.setattr(provenance, "packages", _full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        provenance.write(tmp_path, LaunchRequest("run: {seed: 2}"), [])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    assert list((tmp_path / "earlier").iterdir()) == []
+
+
 def test_the_diff_of_a_checkout_hides_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout, run_dir = tmp_path / "checkout", tmp_path / "run"
     (checkout / "launcher").mkdir(parents=True)

@@ -16,6 +16,7 @@ from recipes.loggers.jsonl import JsonlLogger, read_lines
 from recipes.loggers.select import without_secrets
 from recipes.loggers.wandb import WandbLogger
 from recipes.loss_picture import draw_loss
+from recipes.provenance import recorded_provenance
 from recipes.schema import RecipeConfig
 from recipes.schema.fields import described
 from recipes.schema.training import TensorboardLoggerConfig, WandbLoggerConfig
@@ -69,7 +70,7 @@ def test_secrets_stay_here():
     config = WithCluster()
     config.cluster.env = {"WANDB_API_KEY": "s3cret"}
     shown = without_secrets(config)
-    assert shown["cluster"] == {"env": {"WANDB_API_KEY": "(hidden)"}, "auth_token": "(hidden)", "tokenizer": "bytes"}
+    assert shown["cluster"] == {"env": {"WANDB_API_KEY": "<hidden>"}, "auth_token": "<hidden>", "tokenizer": "bytes"}
     assert shown["train"]["global_batch"] == config.train.global_batch
     assert "s3cret" not in json.dumps(shown)
 
@@ -165,3 +166,17 @@ def test_the_real_wandb_works_offline_without_an_account(tmp_path: Path, monkeyp
     logger.log(1, {"loss": 1.0})
     logger.close({"train_loss": 1.0, "evaluation": {"loss": 2.0}})
     assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def test_wandb_gets_what_the_launcher_recorded(tmp_path: Path):
+    (tmp_path / "command.txt").write_text("cd /somewhere\nfsdp-launch run.seed=3\n")
+    (tmp_path / "revision.txt").write_text("abc with uncommitted changes (diff.patch)\n")
+    (tmp_path / "diff.patch").write_text("+a line\n" * 10_000)
+    (tmp_path / "packages.txt").write_text("torch==2.13.0\nnumpy==2.3\n")
+    (tmp_path / "environment.json").write_text('{"cores": 2, "gpus": []}\n')
+    told = recorded_provenance(tmp_path)
+    assert told["command"] == "cd /somewhere\nfsdp-launch run.seed=3"
+    assert told["packages"] == {"torch": "2.13.0", "numpy": "2.3"}
+    assert told["environment"] == {"cores": 2, "gpus": []}
+    assert str(told["diff"]).endswith("... 59999 more characters in diff.patch")
+    assert recorded_provenance(tmp_path / "nowhere") == {}
