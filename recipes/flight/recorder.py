@@ -6,7 +6,6 @@ and no system call, which is why it is always on.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import mmap
 import time
@@ -65,7 +64,7 @@ class RingRecorder:
     def __init__(self, memory: mmap.mmap) -> None:
         self.step = 0
         self._memory = memory
-        self._numbers = itertools.count(1)
+        self.num_events = 0
         self._activity = START_UP
         self._texts: dict[tuple[str, str, str], bytes | None] = {}  # of this activity; None: not worth a record
         self._ordinals = dict.fromkeys(COLLECTIVES, 0)
@@ -81,7 +80,7 @@ class RingRecorder:
         ordinal = 0
         if kind in self._ordinals:
             ordinal = self._ordinals[kind] = self._ordinals[kind] + 1
-        number = next(self._numbers)
+        number = self.num_events = self.num_events + 1
         offset = RECORDS_AT + number % CAPACITY * RECORD.size
         RECORD.pack_into(self._memory, offset, number, time.time(), self.step, ordinal, text, number)
         NEWEST.pack_into(self._memory, NEWEST_AT, number)
