@@ -74,6 +74,7 @@ def train_batches(config: RecipeConfig, splits: Splits, ranks: Ranks) -> TrainBa
         world_size=ranks.world_size,
         micro_batch=micro_batch(config.train, ranks.world_size),
         pin_memory=ranks.device.type == "cuda",
+        on_error=config.data.on_error,
     )
 
 
@@ -87,4 +88,5 @@ def eval_batches(config: RecipeConfig, splits: Splits, ranks: Ranks) -> EvalBatc
         rank=ranks.rank,
         world_size=ranks.world_size,
         micro_batch=micro_batch(config.train, ranks.world_size),
+        on_error=config.data.on_error,
     )

@@ -19,7 +19,7 @@ class Summary:
     train_loss: of the last step. evaluation: the last evaluation's metrics, empty without one.
     unit, units_per_s: what speed counts (``tokens`` or ``samples``) and how many a second over all ranks.
     tflops_per_rank, mfu, hfu: None where the model gives no FLOP count or the hardware's peak is unknown.
-    num_skipped: updates left out because of their loss.
+    num_skipped: updates left out because of their loss. num_unreadable: samples left out that could not be read.
     train_s: seconds spent in steps; wall_s: from start to end, preparing and evaluating included.
     """
 
@@ -43,6 +43,7 @@ class Summary:
     run_dir: str
     peak_memory: dict[str, int] = field(default_factory=dict)
     num_skipped: int = 0
+    num_unreadable: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Plain data; numbers that are not finite are null."""
@@ -61,6 +62,7 @@ class Summary:
             ("train loss", f"{self.train_loss:.4f}"),
             *((f"held-out {name.replace('_', ' ')}", f"{value:.4f}") for name, value in self.evaluation.items()),
             *([("updates left out", str(self.num_skipped))] if self.num_skipped else []),
+            *([("unreadable samples", str(self.num_unreadable))] if self.num_unreadable else []),
             ("speed", self._speed()),
             *(
                 (name.removesuffix("_bytes").replace("_", " "), _bytes(value))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recipes.build import Built, build_trainee
 from recipes.context import RankContext
+from recipes.data.loading import TrainBatches
 from recipes.data.records import DataInfo, Splits
 from recipes.flight.recorder import CLOSING
 from recipes.loggers import Logger, open_loggers
@@ -73,7 +74,7 @@ def train(
                 held_out=eval_batches(config, splits, ranks),
                 lr=schedule(config.scheduler, config.optimizer.lr, config.train.steps),
                 clock=step_clock(ranks.device),
-                ledger=step_ledger(config, splits, built, ranks),
+                ledger=step_ledger(config, splits, built, ranks, batches),
                 loggers=loggers,
                 report=report,
                 windows=windows,
@@ -87,7 +88,9 @@ def train(
     return summary
 
 
-def step_ledger(config: RecipeConfig, splits: Splits, built: Built, ranks: Ranks) -> Ledger:
+def step_ledger(
+    config: RecipeConfig, splits: Splits, built: Built, ranks: Ranks, batches: TrainBatches | None = None
+) -> Ledger:
     """Every sample has the same shape, so one says how many tokens a step has."""
     task, global_batch = built.trainee.task, config.train.global_batch
     entry = MODELS[config.model.kind]
@@ -98,6 +101,7 @@ def step_ledger(config: RecipeConfig, splits: Splits, built: Built, ranks: Ranks
         StepShape(global_batch, units, task.throughput_unit, is_queries=entry.task == "clicks"),
         sample_flops(entry, config.model, splits.info, config.train.activation_checkpointing),
         peak_flops(config.hardware, config.precision),
+        (lambda: batches.num_unreadable) if batches is not None and config.data.on_error == "skip" else None,
     )
 
 
@@ -128,6 +132,7 @@ def summarise(context: RankContext, built: Built, result: LoopResult, wall_s: fl
         run_dir=str(context.run_dir),
         peak_memory=totals.peak_memory,
         num_skipped=totals.num_skipped,
+        num_unreadable=totals.num_unreadable,
     )
 
 

@@ -11,28 +11,26 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from types import TracebackType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.data.errors import DataError
 from recipes.data.randomness import Permutation, key_of
+from recipes.data.reading import SampleReader
 from recipes.data.records import IGNORED_LABEL, Batch, Dataset
 from recipes.data.stream import Sample, SampleStream, StreamState
 
 _POLL_S = 0.1  # how often a waiting thread looks whether it should end
 
 
-def fetch(dataset: Dataset, samples: list[Sample]) -> Batch:
-    """The batch of ``samples``, in order; a batch may reach from one epoch into the next."""
-    runs = [
-        dataset.batch([sample.index for sample in run], epoch)
-        for epoch, run in groupby(samples, key=lambda sample: sample.epoch)
-    ]
-    return runs[0] if len(runs) == 1 else {name: torch.cat([run[name] for run in runs]) for name in runs[0]}
+@dataclass(frozen=True)
+class _Step:
+    """One step of this rank. num_unreadable: samples of it that are filling."""
+
+    micro_batches: list[Batch]
+    num_unreadable: int
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,19 @@ class TrainBatches:
         micro_batch: int,
         depth: int = 2,
         pin_memory: bool = False,
+        on_error: str = "stop",
     ) -> None:
-        """``stream``: where to start, and from then on where the loop is. ``depth``: steps prepared ahead."""
-        self._dataset = dataset
+        """``stream``: where to start, and from then on where the loop is. ``depth``: steps prepared ahead.
+
+        ``on_error``: what to do with a sample that cannot be read (``recipes.data.reading``).
+        """
+        self._reader = SampleReader(dataset, on_error)
         self._stream = stream
         self._share = (rank, world_size, micro_batch)
         self._depth = depth
         self._pin_memory = pin_memory
-        self._ready: queue.Queue[list[Batch] | _Failure] = queue.Queue(maxsize=depth)
+        self.num_unreadable = 0  # of this rank, in the steps that the loop took
+        self._ready: queue.Queue[_Step | _Failure] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -81,7 +84,8 @@ class TrainBatches:
             self.close()
             raise item.error
         self._stream.position += self._stream.global_batch
-        return item
+        self.num_unreadable += item.num_unreadable
+        return item.micro_batches
 
     def state_dict(self) -> StreamState:
         """The position after the last step that the loop took."""
@@ -118,33 +122,26 @@ class TrainBatches:
         )
         self._thread.start()
 
-    def _work(self, ahead: SampleStream, ready: queue.Queue[list[Batch] | _Failure], stop: threading.Event) -> None:
+    def _work(self, ahead: SampleStream, ready: queue.Queue[_Step | _Failure], stop: threading.Event) -> None:
         while not stop.is_set():
-            item: list[Batch] | _Failure
+            item: _Step | _Failure
+            before = self._reader.num_unreadable
             try:
-                item = [self._loaded(samples) for samples in ahead.take(*self._share)]
+                micro_batches = [self._loaded(samples) for samples in ahead.take(*self._share)]
+                item = _Step(micro_batches, self._reader.num_unreadable - before)
             except BaseException as error:  # handed to the loop, whatever it is: a thread has nobody else to tell
                 item = _Failure(error)
             if not _put(ready, item, stop) or isinstance(item, _Failure):
                 return
 
     def _loaded(self, samples: list[Sample]) -> Batch:
-        try:
-            batch = fetch(self._dataset, samples)
-        except DataError:
-            raise
-        except Exception as error:
-            first = samples[0]
-            raise DataError(
-                f"cannot read training samples {[sample.index for sample in samples[:8]]} of epoch {first.epoch}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        batch = self._reader.batch(samples)
         if self._pin_memory:  # page-locked, so that the copy to the device can run beside the computation
             return {name: tensor.pin_memory() for name, tensor in batch.items()}
         return batch
 
 
-def _put(ready: queue.Queue[list[Batch] | _Failure], item: list[Batch] | _Failure, stop: threading.Event) -> bool:
+def _put(ready: queue.Queue[_Step | _Failure], item: _Step | _Failure, stop: threading.Event) -> bool:
     """Wait for room; False if asked to end instead."""
     while not stop.is_set():
         try:
@@ -173,8 +170,17 @@ class EvalBatches:
     They are the first of a fixed shuffled order: the first of the split's own order would be one long document.
     """
 
-    def __init__(self, dataset: Dataset, eval_samples: int, *, rank: int, world_size: int, micro_batch: int) -> None:
-        self._dataset = dataset
+    def __init__(
+        self,
+        dataset: Dataset,
+        eval_samples: int,
+        *,
+        rank: int,
+        world_size: int,
+        micro_batch: int,
+        on_error: str = "stop",
+    ) -> None:
+        self._reader = SampleReader(dataset, on_error)
         self.num_samples = min(eval_samples, len(dataset))  # over all ranks
         self._order = Permutation(max(1, len(dataset)), key_of("evaluation"))
         self._rank, self._world_size, self._micro_batch = rank, world_size, micro_batch
@@ -189,7 +195,7 @@ class EvalBatches:
             count = max(0, min(self._micro_batch, self.num_samples - first))
             filling = [0] * (self._micro_batch - count)
             positions = np.array([*range(first, first + count), *filling])
-            batch = dict(self._dataset.batch(self._order(positions).tolist(), epoch=0))
+            batch = dict(self._reader.batch([Sample(0, index) for index in self._order(positions).tolist()]))
             weights = torch.ones(self._micro_batch)
             if filling:
                 weights[count:] = 0

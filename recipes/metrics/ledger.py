@@ -7,7 +7,7 @@ step with one sum and one maximum over ranks and one read of the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,10 +71,18 @@ class Ledger:
     """Collects ``StepRecord``s of one rank; all ranks flush at the same steps."""
 
     def __init__(
-        self, ranks: Ranks, memory: MemoryMeter, shape: StepShape, flops: SampleFlops | None, peak_flops: float | None
+        self,
+        ranks: Ranks,
+        memory: MemoryMeter,
+        shape: StepShape,
+        flops: SampleFlops | None,
+        peak_flops: float | None,
+        count_unreadable: Callable[[], int] | None = None,
     ) -> None:
+        """count_unreadable: samples that this rank could not read so far; None where the first one ends the run."""
         self._ranks, self._memory, self._shape = ranks, memory, shape
         self._flops, self._peak_flops = flops, peak_flops
+        self._count_unreadable, self._unreadable_before = count_unreadable, 0
         self._pending: list[StepRecord] = []
 
     def add(self, record: StepRecord) -> None:
@@ -87,7 +95,10 @@ class Ledger:
             return []
         numbers = self._read_device([record.outcome for record in records])
         memory = self._read_memory()
-        return [self._line(record, *row) | memory for record, row in zip(records, numbers, strict=True)]
+        lines = [self._line(record, *row) | memory for record, row in zip(records, numbers, strict=True)]
+        if self._count_unreadable is not None:
+            lines[-1]["unreadable_samples"] = self._new_unreadable(self._count_unreadable())
+        return lines
 
     def _read_device(self, outcomes: list[StepOutcome]) -> list[tuple[float, float, float | None]]:
         """(global mean loss, gradient norm, loss scale) of each step: the one place where the host waits."""
@@ -100,6 +111,11 @@ class Ledger:
             (loss, norm, None if outcome.loss_scale is None else scale)
             for outcome, (loss, norm, scale) in zip(outcomes, rows, strict=True)
         ]
+
+    def _new_unreadable(self, count: int) -> int:
+        """Over all ranks, since the last flush."""
+        new, self._unreadable_before = count - self._unreadable_before, count
+        return int(self._ranks.sum(torch.tensor(new, dtype=torch.int64, device=self._ranks.device)))
 
     def _stacked(self, scalars: Sequence[Tensor | None]) -> Tensor:
         """float64 [n]; 0 where there is none."""

@@ -14,12 +14,14 @@ class RunTotals:
         self.last: Line | None = None
         self.peak_memory: dict[str, int] = {}
         self.num_skipped = 0  # updates left out
+        self.num_unreadable = 0  # samples left out
         self._step_s: list[float] = []
 
     def add(self, line: Line) -> None:
         self.last = line
         self._step_s.append(float(line["step_s"] or 0.0))
         self.num_skipped += int(line.get("skipped") or 0)
+        self.num_unreadable += int(line.get("unreadable_samples") or 0)
         for name in _MEMORY_NAMES:
             if line.get(name) is not None:
                 self.peak_memory[name] = max(self.peak_memory.get(name, 0), int(line[name] or 0))

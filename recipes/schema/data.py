@@ -16,6 +16,11 @@ class DataConfig:
     eval_fraction: float = described(
         0.02, "part held out for evaluation, chosen once, never trained on", at_least=0, below=1
     )
+    on_error: str = described(
+        "stop",
+        "when a file or sample cannot be read: stop, or skip (leave it out and count it)",
+        choices=("stop", "skip"),
+    )
     cache_dir: str | None = described(
         None, "prepared data; null: $XDG_CACHE_HOME/fsdp-launcher, or ~/.cache/fsdp-launcher"
     )

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.data.errors import DataError
-from recipes.data.loading import EvalBatches, TrainBatches, fetch
+from recipes.data.loading import EvalBatches, TrainBatches
+from recipes.data.reading import fetch
 from recipes.data.records import IGNORED_LABEL, Batch, Dataset
 from recipes.data.stream import Sample, SampleStream
 
@@ -128,7 +129,7 @@ def test_an_error_of_the_data_arrives_as_it_is() -> None:
 
 
 def test_any_other_error_names_the_samples() -> None:
-    message = r"cannot read training samples \[.*3.*\] of epoch 0: KeyError: 'pixels'"
+    message = r"cannot read samples \[.*3.*\] of epoch 0: KeyError: 'pixels'"
     with (
         loader(Numbers(6, fails_at=3, error=KeyError("pixels"))) as batches,
         pytest.raises(DataError, match=message),

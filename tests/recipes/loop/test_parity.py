@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fsdp_core.init import seeded_init
-from recipes.data.loading import fetch
+from recipes.data.reading import fetch
 from recipes.data.records import DataInfo, PrepareRequest
 from recipes.data.stream import SampleStream
 from recipes.optimizers.groups import is_decayed
