@@ -97,7 +97,7 @@ class Composer:
         problems.extend(self._unselected_loggers(chosen, sources))
         choices = _choices(config)
         raw = _plain(config)
-        self._join(raw)
+        problems.extend(self._join(raw))
         tree, unresolved = _resolved(raw, config, sources)
         return Composed(
             tree=tree,
@@ -187,12 +187,19 @@ class Composer:
                 problems.append(Problem(what, override.key_or_group, None, f"command line: {line}", "", remedy))
         return problems
 
-    def _join(self, raw: dict[str, Any]) -> None:
-        """Ranks that exist already decide W, whatever the presets say."""
-        if self.joined is not None and isinstance(raw.get("cluster"), dict):
-            raw["cluster"].update(
-                kind="torchrun", num_nodes=self.joined.num_nodes, nproc_per_node=self.joined.local_world_size
-            )
+    def _join(self, raw: dict[str, Any]) -> list[Problem]:
+        """Ranks that exist already decide W, whatever the presets say; from a job step no further job is submitted."""
+        if self.joined is None or not isinstance(raw.get("cluster"), dict):
+            return []
+        wanted = raw["cluster"].get("kind")
+        raw["cluster"].update(
+            kind="torchrun", num_nodes=self.joined.num_nodes, nproc_per_node=self.joined.local_world_size
+        )
+        if wanted != "slurm" or self.joined.step is None:
+            return []
+        what = f"these are {self.joined.world_size} ranks of a job step already, and each would submit a job"
+        remedy = "leave cluster=slurm out to train on these ranks, or submit from outside of srun"
+        return [Problem(what, "cluster", "slurm", "environment: SLURM_STEP_ID", remedy=remedy)]
 
 
 def named_plugins(overrides: Sequence[Override]) -> list[str]:

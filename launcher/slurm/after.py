@@ -39,33 +39,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     limits = Limits(given.max_restarts, given.max_requeues, given.lead)
     job, restart = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    ends = records.rank_ends(given.run_dir, public_id(), restart)
+    own = public_id()
+    ends = records.rank_ends(given.run_dir, own, restart)
     queued = _ask(job)
-    ended = judge(given.code, ends, queued, limits)
+    ended = judge(given.code, ends, queued, restart, limits)
     if may_go_on(ended, records.story(given.run_dir), limits) and queued is not None and queued.state == "RUNNING":
         ended = replace(ended, requeued=True)
-    records.add_end(given.run_dir, restart, ended)
+    records.add_end(given.run_dir, own, restart, ended)
     _tell(ended, given.run_dir, int(os.environ.get("SLURM_NTASKS", "1")))
     if ended.requeued:
         try:
             client.requeue(job)
         except SlurmError as error:
-            records.add_end(given.run_dir, restart, replace(ended, requeued=False))
+            records.add_end(given.run_dir, own, restart, replace(ended, requeued=False))
             print(f"SLURM does not take the job back: {error}", file=sys.stderr)
     return ended.exit_code
 
 
-def judge(code: int, ends: Sequence[RankEnd], queued: Queued | None, limits: Limits) -> Ended:
+def judge(code: int, ends: Sequence[RankEnd], queued: Queued | None, restart: int, limits: Limits) -> Ended:
     """How this start ended.
 
     code: srun's. ends: what ranks left behind: every failed one, and rank 0. queued: the job as SLURM sees it now; a
-        state other than RUNNING says that SLURM is ending it; None: SLURM does not answer.
+        state other than RUNNING says that SLURM is ending it; None: SLURM does not answer. restart: of this start.
     """
     found = [end.failure for end in ends if end.failure is not None]
     first = failures.first(found) if found else None
-    by_slurm = _ended_by_slurm(queued)
-    if by_slurm is not None:
-        return Ended(by_slurm.state, EXIT_SAVED if _saved(code, ends) else EXIT_RANK_FAILED, by_slurm.note)
+    by_slurm = _ended_by_slurm(queued, restart)
+    if by_slurm is not None:  # what its ranks say is a consequence
+        is_taken = by_slurm.state == states.PENDING
+        state = states.PREEMPTED if is_taken else by_slurm.state
+        return Ended(state, EXIT_SAVED if _saved(code, ends) else EXIT_RANK_FAILED, by_slurm.note, requeued=is_taken)
     if first is not None:
         state = states.OOM if first.exit_code == EXIT_OUT_OF_MEMORY else states.FAILED
         return Ended(state, first.exit_code, f"rank {first.rank}: {first.what}", failure=first)
@@ -91,17 +94,22 @@ def _saved(code: int, ends: Sequence[RankEnd]) -> bool:
     return code == EXIT_OK and any(end.how == records.SAVED for end in ends)
 
 
-def _ended_by_slurm(queued: Queued | None) -> states.JobState | None:
-    """The job is being cancelled, has run out of time, ...: what its ranks say then is a consequence."""
+def _ended_by_slurm(queued: Queued | None, restart: int) -> states.JobState | None:
+    """What SLURM is doing with the job: ending it, or (pending) starting it again. None: it lets it run."""
     if queued is None or queued.state == "RUNNING":
         return None
+    if queued.restarts is not None and queued.restarts > restart:
+        return states.JobState(states.PENDING, "SLURM took it away, for another job or with a lost node")
+    if queued.state == "COMPLETING":  # SLURM hides behind this word what it decided
+        word = "TIMEOUT" if queued.reason == "TimeLimit" else "CANCELLED"
+        return states.job_state(replace(queued, state=word), Story())
     state = states.job_state(queued, Story())
     return state if state.is_over else None
 
 
 def _ask(job: str) -> Queued | None:
     try:
-        return next(iter(client.queue([job]).values()), None)
+        return client.closely(job)
     except SlurmError as error:
         print(f"SLURM does not answer: {error}", file=sys.stderr)
         return None

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _TIMEOUT_S = 60
@@ -29,13 +29,15 @@ class Queued:
     """What squeue or sacct says about one job (or element of an array).
 
     state: SLURM's word: PENDING, RUNNING, ... reason: why it waits, or how it ended; "" where there is none.
-    time_left_s: until the time limit; None where there is none.
+    time_left_s: until the time limit; None where there is none. restarts: how often SLURM has started the job again,
+        counting a start that it has only decided on; None where that was not asked.
     """
 
     state: str
     reason: str = ""
     nodes: str = ""
     time_left_s: int | None = None
+    restarts: int | None = None
 
 
 def is_here() -> bool:
@@ -79,6 +81,13 @@ def queue(ids: Collection[str]) -> dict[str, Queued]:
         job, state, reason, nodes, left = line.split("|")
         found[job] = Queued(state, "" if reason == "None" else reason, nodes, _seconds(left))
     return found
+
+
+def closely(job: str) -> Queued | None:
+    """One job with its restarts; None where SLURM does not know it. Raises SlurmError."""
+    found = next(iter(queue([job]).values()), None)
+    match = re.search(r"\bRestarts=(\d+)", _call(["scontrol", "--oneliner", "show", "job", job])) if found else None
+    return found if found is None or match is None else replace(found, restarts=int(match[1]))
 
 
 def accounting(ids: Collection[str]) -> dict[str, Queued]:

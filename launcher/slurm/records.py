@@ -73,8 +73,8 @@ def add(run_dir: Path, event: str, **facts: Any) -> None:
         os.fsync(file.fileno())
 
 
-def add_end(run_dir: Path, restart: int, ended: Ended) -> None:
-    add(run_dir, "ended", restart=restart, **asdict(ended))
+def add_end(run_dir: Path, job: str, restart: int, ended: Ended) -> None:
+    add(run_dir, "ended", job=job, restart=restart, **asdict(ended))
 
 
 def story(run_dir: Path) -> Story:
@@ -84,10 +84,10 @@ def story(run_dir: Path) -> Story:
         event = line.get("event")
         if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
             told = Story(job=str(line["job"]))
-        if event == "started":
+        if event == "started" and line["job"] == told.job:
             told = Story(told.job, int(line["restart"]), None, told.num_saves, told.num_crashes)
-        elif event == "ended":
-            told = _with_end(told, line)
+        elif event == "ended" and line["job"] == told.job and line["restart"] >= (told.restart or 0):
+            told = _with_end(told, line)  # not the end of a start that was cut off and replaced
     return told
 
 

@@ -72,13 +72,13 @@ def _find(step: Step, timeout_s: float) -> dist.TCPStore:
 
 
 def _connect(step: Step, port: int) -> dist.TCPStore | None:
-    """The step's store if it is there."""
+    """The step's store if it is there. (A store by itself would go on asking a port at which nobody listens.)"""
+    answer = timedelta(seconds=_ANSWER_S)
     try:
-        socket.create_connection((step.master_host, port), timeout=_ANSWER_S).close()
-        answer = timedelta(seconds=_ANSWER_S)
-        store = dist.TCPStore(step.master_host, port, is_master=False, timeout=answer, wait_for_workers=False)
-        if store.check([_TOKEN_KEY]) and store.get(_TOKEN_KEY).decode() == step.token:
-            return store
+        with socket.create_connection((step.master_host, port), timeout=_ANSWER_S):
+            store = dist.TCPStore(step.master_host, port, is_master=False, timeout=answer, wait_for_workers=False)
+            if store.check([_TOKEN_KEY]) and store.get(_TOKEN_KEY).decode() == step.token:
+                return store
     except (OSError, RuntimeError):  # nobody there yet, or somebody else
         pass
     return None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from launcher.checked import check
+from launcher.compose import compose
 from launcher.environment import joined_ranks
 from launcher.errors import ConfigErrors
 from launcher.slurm.client import clean_environment
@@ -127,3 +129,14 @@ def test_a_job_that_submits_a_job_strips_its_own_variables() -> None:
         "SBATCH_ACCOUNT": "mine",
         "WANDB_MODE": "offline",
     }
+
+
+def test_from_a_step_no_job_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    _, problems = check(compose(["cluster=slurm", "cluster.device=cpu", "train.global_batch=32"]))
+    assert [problem.key for problem in problems] == ["cluster"]
+    assert "these are 4 ranks of a job step already" in problems[0].what
+    config, problems = check(compose(["train.global_batch=32"]))
+    assert problems == []
+    assert (config.cluster.kind, config.cluster.num_nodes, config.cluster.nproc_per_node) == ("torchrun", 2, 2)

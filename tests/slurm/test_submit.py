@@ -130,7 +130,7 @@ def test_states_come_from_squeue_or_sacct_or_the_record(programs: Programs, tmp_
     for number, run_dir in enumerate(run_dirs):
         run_dir.mkdir()
         records.add(run_dir, "submitted", job=f"7_{number}")
-    records.add_end(run_dirs[3], 0, records.Ended("done", 0, ""))
+    records.add_end(run_dirs[3], "7_3", 0, records.Ended("done", 0, ""))
     programs("squeue", "#!/bin/sh\nprintf '7_0|PENDING|Resources||5:00\\n7_1|RUNNING|None|n[1-2]|1-00:00:01\\n'\n")
     programs("sacct", "#!/bin/sh\nprintf '7_2|CANCELLED by 1000|n1\\n'\n")
     assert [state.state for state in states_of(run_dirs)] == ["pending", "running", "cancelled", "done"]

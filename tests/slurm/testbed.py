@@ -220,16 +220,15 @@ class Testbed:
     def start(self, *command: str, cwd: Path, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """A process on the login node, its output piped."""
         return subprocess.Popen(
-            self._inside("login", *command),
-            cwd=cwd,
+            self._inside("login", *command, cwd=str(cwd)),
             env={**self.environ, **(environ or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def _inside(self, where: str, *command: str) -> list[str]:
-        return ["nsenter", "-t", str(self._holders[where]), "--net", "--uts", "--mount", "--wdns=.", *command]
+    def _inside(self, where: str, *command: str, cwd: str = "/") -> list[str]:
+        return ["nsenter", "-t", str(self._holders[where]), "--net", "--uts", "--mount", f"--wdns={cwd}", *command]
 
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -246,7 +245,7 @@ class Testbed:
 
     def _write_run(self) -> None:
         script = self.folder / "run"
-        words = " ".join(self._inside("login"))
+        words = " ".join(self._inside("login", cwd='"$PWD"'))
         script.write_text(
             f'#!/bin/sh\nexport PATH="$PATH:{SBIN}" SLURM_CONF={self.folder}/slurm.conf\nexec {words} "$@"\n'
         )

@@ -83,7 +83,7 @@ def joined_world(config: Config, about: About) -> Iterator[Problem]:
                 asked,
                 f"command line: {key}={asked}",
                 f"{there}, as the environment says (WORLD_SIZE={about.joined.world_size})",
-                "leave it out; torchrun's --nnodes and --nproc-per-node decide",
+                "leave it out: torchrun's --nnodes and --nproc-per-node decide, or srun's options",
             )
 
 
