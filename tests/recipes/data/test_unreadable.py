@@ -127,13 +127,14 @@ def test_prepared_text_with_and_without_holes_is_not_mixed_up(corpus: Path, make
 
 
 def test_a_damaged_image_is_left_out_of_its_batch(tmp_path: Path, make_request) -> None:
+    folder = tmp_path / "images"
     for name in ("green", "red"):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir(parents=True)
         for number in range(4):
-            Image.fromarray(np.full((20, 20, 3), number, dtype=np.uint8)).save(tmp_path / name / f"{number}.png")
-    whole = (tmp_path / "red" / "2.png").read_bytes()
-    (tmp_path / "red" / "2.png").write_bytes(whole[: len(whole) // 2])
-    config = ImageFolderConfig(path=str(tmp_path), eval_fraction=0.0)
+            Image.fromarray(np.full((20, 20, 3), number, dtype=np.uint8)).save(folder / name / f"{number}.png")
+    whole = (folder / "red" / "2.png").read_bytes()
+    (folder / "red" / "2.png").write_bytes(whole[: len(whole) // 2])
+    config = ImageFolderConfig(path=str(folder), eval_fraction=0.0)
     train = image_folder.prepare(config, make_request("images", image_size=16)).train
     everything = samples(*range(len(train)))
     with pytest.raises(DataError, match=r"red/2\.png: not a readable image"):
