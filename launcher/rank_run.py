@@ -6,7 +6,8 @@ import argparse
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from launcher.schema import Config
 from recipes import train
 from recipes.context import RankContext
 from recipes.flight import open_recorder
+from recipes.flight.report import where
+from recipes.flight.ring import read_ring, ring_path
 from recipes.schema import RecipeConfig
 
 _OUR_PACKAGES = ("launcher", "recipes", "fsdp_core")
@@ -64,8 +67,21 @@ def run_rank(
     ranks = meeting.ranks
     _prepare(config, ranks, device)
     meeting.make_process_group(device, backstop_s(config.cluster))
-    recipe.run(config, context)
+    with _place_of_failure(context):
+        recipe.run(config, context)
     meeting.leave_together()
+
+
+@contextmanager
+def _place_of_failure(context: RankContext) -> Iterator[None]:
+    """An exception is told with what the rank was at: out of memory in which unit's forward, of which step."""
+    try:
+        yield
+    except Exception as error:
+        ring = read_ring(ring_path(flight_folder(context.run_dir), context.rank))
+        if ring is not None and ring.entries and ring.attempt == context.attempt:
+            error.add_note(f"This rank was at: {where(ring.entries[-1])}")
+        raise
 
 
 def rank_context(

@@ -151,7 +151,7 @@ class Context:
     def leave_forward(self, unit: Unit, has_failed: bool) -> None:
         """A unit's forward has returned or raised."""
         current = self.current
-        self.record("forward_end", unit)
+        self.record("forward_end", unit, phase="failed" if has_failed else "")
         current.num_open -= 1
         if has_failed or not current.has_grad:
             self.free(unit)

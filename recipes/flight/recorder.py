@@ -98,7 +98,8 @@ class RingRecorder:
         self.enter(before)
 
     def _text(self, kind: str, unit: str, phase: str) -> bytes | None:
-        return None if kind in _AFTER_THE_FACT else packed_text(kind, phase, self._activity, unit)
+        is_news = kind not in _AFTER_THE_FACT and phase != "failed"  # an error is told with where it came up
+        return packed_text(kind, phase, self._activity, unit) if is_news else None
 
 
 def open_recorder(folder: Path, *, rank: int, world_size: int, attempt: int, host: str) -> FlightRecorder:

@@ -50,6 +50,7 @@ def test_a_failing_rank_is_named(program: Program, how: str, rank: int, code: in
     assert f"log: {log.relative_to(program.folder)}" in err
     if how == "raise":
         assert "_misbehave" in err  # the traceback
+        assert "This rank was at: training, step 2: " in err
         assert "_misbehave" in log.read_text()
 
 
