@@ -13,12 +13,13 @@ from pathlib import Path
 from recipes.flight.recorder import CLOSING, SAVING, START_UP
 from recipes.flight.ring import Ring, RingReader, read_ring, ring_path
 
-# What may be silent for long with nothing wrong: imports, building a model, compiling in the first step, a file system.
-SLOW_ACTIVITIES = (START_UP, SAVING, CLOSING)
+# What may be silent for long with nothing wrong. A rank that saves or closes may hold up others that have done so;
+# start-up (imports, building a model, compiling in the first step) is over for all when one has finished its first step.
+_SLOW_FOR_ANY = (SAVING, CLOSING)
 
 
 class Watch:
-    """timeout_s: the longest silence; slow_timeout_s: while all ranks are in activities that may be silent."""
+    """timeout_s: the longest silence; slow_timeout_s: in activities that may be silent for long."""
 
     def __init__(
         self,
@@ -49,7 +50,8 @@ class Watch:
     def limit_s(self) -> float:
         """The silence that is allowed now."""
         activities = [self._activity(rank) for rank in range(self._world_size)]
-        is_slow = all(activity is None or activity in SLOW_ACTIVITIES for activity in activities)
+        is_start_up = all(activity in (None, START_UP) for activity in activities)
+        is_slow = is_start_up or any(activity in _SLOW_FOR_ANY for activity in activities)
         return self._slow_timeout_s if is_slow else self._timeout_s
 
     def is_hung(self) -> bool:

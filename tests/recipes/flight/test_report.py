@@ -194,9 +194,21 @@ def test_a_slow_phase_of_some_does_not_excuse_the_others(fleet: Fleet) -> None:
     clock = Clock()
     watch = watch_over(fleet, clock)
     fleet.recorders[0].enter(START_UP)  # stopped just before its first step had ended
-    fleet.recorders[1].enter(EVALUATION)
+    fleet.recorders[1].enter(EVALUATION)  # it has done its first step, so start-up was over
     assert not watch.is_hung()
     clock.now += 61
+    assert watch.is_hung()
+    watch.close()
+
+
+def test_one_rank_may_save_while_the_others_wait_for_it(fleet: Fleet) -> None:
+    clock = Clock()
+    watch = watch_over(fleet, clock)
+    fleet.recorders[0].enter(SAVING)
+    assert not watch.is_hung()
+    clock.now += 599
+    assert not watch.is_hung()
+    clock.now += 2
     assert watch.is_hung()
     watch.close()
 
