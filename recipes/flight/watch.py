@@ -14,7 +14,7 @@ from recipes.flight.recorder import CLOSING, SAVING, START_UP
 from recipes.flight.ring import Ring, RingReader, read_ring, ring_path
 
 # What may be silent for long with nothing wrong. A rank that saves or closes may hold up others that have done so;
-# start-up (imports, building a model, compiling in the first step) is over for all when one has finished its first step.
+# start-up (imports, building a model, compiling in the first step) is over when one rank has done its first step.
 _SLOW_FOR_ANY = (SAVING, CLOSING)
 
 
