@@ -1,8 +1,8 @@
 """A sharding engine for PyTorch models: flat parameters, any sharding factor, one autograd node per unit."""
 
 from fsdp_core.api import (
-    FullyShardedDataParallel,
     ShardedGradScaler,
+    bytes_sent,
     clip_grad_norm_,
     describe,
     flat_parameters,
@@ -20,12 +20,14 @@ from fsdp_core.api import (
     start_trace,
     state_dict,
     stop_trace,
+    verify_schedule,
 )
 from fsdp_core.init import deferred_init, materialize, seeded_init
 from fsdp_core.layout.unit_policy import GroupPolicy, ModuleClassPolicy, PredicatePolicy, SizePolicy, regroup_by_order
 from fsdp_core.policy import MixedPrecision, RateLimit
 from fsdp_core.state.held_parts import fill_model, held_model, held_optimizer
 from fsdp_core.state.optim_state import fill_optimizer
+from fsdp_core.wrapper import FullyShardedDataParallel
 
 __all__ = [
     "FullyShardedDataParallel",
@@ -36,6 +38,7 @@ __all__ = [
     "RateLimit",
     "ShardedGradScaler",
     "SizePolicy",
+    "bytes_sent",
     "clip_grad_norm_",
     "deferred_init",
     "describe",
@@ -61,4 +64,5 @@ __all__ = [
     "start_trace",
     "state_dict",
     "stop_trace",
+    "verify_schedule",
 ]

@@ -1,4 +1,4 @@
-"""The public functions. ``fully_shard`` annotates a module in place; the wrapper is a thin shell around it."""
+"""The public functions. ``fully_shard`` annotates a module in place; ``wrapper.py`` is a thin shell around it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fsdp_core.comm.counting import SentBytes, total_sent
 from fsdp_core.describe import ModelReport, describe_model
 from fsdp_core.errors import StateError, WrapError
 from fsdp_core.handle.shard_gradient import FlatParameter, FlatSegment
@@ -22,11 +23,11 @@ from fsdp_core.runtime.hooks import unit_of
 from fsdp_core.runtime.join import joined
 from fsdp_core.runtime.names import unwrapped
 from fsdp_core.runtime.options import ShardingOptions
+from fsdp_core.runtime.schedule_agreement import verify
 from fsdp_core.state.full_parameters import full_parameters_of
 from fsdp_core.state.model_state import load_model_state, model_state_dict
 from fsdp_core.state.optim_state import load_optimizer_state, optimizer_state_dict
 from fsdp_core.trace.events import EventLog, FlightRecorder
-from fsdp_core.wrapper import ShardedWrapper
 
 T = TypeVar("T")
 
@@ -99,91 +100,6 @@ def fully_shard(
     )
     build(unwrapped(module), options)
     return module
-
-
-class FullyShardedDataParallel(ShardedWrapper):
-    """The wrapper front end: ``FullyShardedDataParallel(module, ...)`` shards ``module`` and stands in its place.
-
-    Takes the arguments of ``fully_shard`` and, for moving over, torch's names of the same things:
-    ``auto_wrap_policy`` (``units``), ``limit_all_gathers`` (``rate_limit``), ``device_id`` (``device``) and
-    ``device_mesh`` (``mesh``). A sharding strategy is given as the two numbers it stands for, F and
-    ``reshard_after_forward``.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: Any = None,
-        *,
-        auto_wrap_policy: Any = None,
-        limit_all_gathers: bool | None = None,
-        device_id: int | torch.device | None = None,
-        device_mesh: Any = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(module)
-        if "sharding_strategy" in options:
-            raise WrapError(
-                "There is no sharding strategy here, but two numbers.",
-                expected="sharding_factor and reshard_after_forward",
-                got=options["sharding_strategy"],
-                remedy="FULL_SHARD: F = W, True. SHARD_GRAD_OP: F = W, False. NO_SHARD: F = 1. "
-                "HYBRID_SHARD: F = ranks per host, True. _HYBRID_SHARD_ZERO2: F = ranks per host, False",
-            )
-        if auto_wrap_policy is not None:
-            options["units"] = _adapt_policy(auto_wrap_policy)
-        if limit_all_gathers is not None:
-            options.setdefault("rate_limit", RateLimit() if limit_all_gathers else RateLimit(kind="unlimited"))
-        if device_id is not None:
-            options["device"] = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
-        if device_mesh is not None:
-            options["mesh"] = device_mesh
-        options["backward_prefetch"] = bool(options.get("backward_prefetch", True))
-        fully_shard(self, process_group=process_group, **options)
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        return clip_grad_norm_(self, max_norm, norm_type)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with no_sync(self):
-            yield
-
-    def state_dict(  # type: ignore[override]
-        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Any]:
-        """The full kind. A plain module around this one hands over its own ``destination``, and the prefix here."""
-        state = {prefix + name: value for name, value in state_dict(self).items()}
-        if destination is None:
-            return state
-        destination.update(state)
-        return destination
-
-    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
-        return load_state_dict(self, state, strict)
-
-
-def _adapt_policy(policy: Any) -> Any:
-    """torch's policies: a set of classes, objects that hold classes or a lambda, or partial functions."""
-    wrapped = policy.func if isinstance(policy, functools.partial) else policy
-    name = getattr(wrapped, "__name__", type(wrapped).__name__)
-    if name == "size_based_auto_wrap_policy":
-        return int(policy.keywords.get("min_num_params", 1e8)) if isinstance(policy, functools.partial) else int(1e8)
-    if name == "transformer_auto_wrap_policy":
-        return tuple(policy.keywords["transformer_layer_cls"])
-    if name == "always_wrap_policy":
-        return lambda fqn, module: any(True for _ in module.parameters()) and _is_callable_module(module)
-    if name == "ModuleWrapPolicy":
-        return tuple(policy._module_classes)
-    if name == "lambda_auto_wrap_policy":
-        return lambda fqn, module: bool(policy.keywords["lambda_fn"](module))
-    if isinstance(policy, (set, frozenset)):
-        return tuple(policy)
-    return policy
-
-
-def _is_callable_module(module: nn.Module) -> bool:
-    return type(module).forward.__name__ != "_forward_unimplemented"
 
 
 class ShardedGradScaler(AgreeingGradScaler):
@@ -351,6 +267,18 @@ def describe(model: nn.Module) -> ModelReport:
     return describe_model(model)
 
 
+def bytes_sent(model: nn.Module) -> dict[str, SentBytes]:
+    """What this rank has sent for ``model`` since it was sharded, by primitive (``all_gather``, ...): subtract two
+    calls to count what lies between. On shared memory, what its peers have read of it."""
+    wires = {
+        id(wire): wire
+        for context in contexts_in(model)
+        for unit in context.units
+        for wire in (unit.groups.shard, unit.groups.replicate, unit.groups.world)
+    }
+    return total_sent(wire.counter for wire in wires.values())
+
+
 def state_dict(
     model: nn.Module,
     kind: Literal["full", "sharded", "local"] = "full",
@@ -393,6 +321,18 @@ def start_trace(model: nn.Module, *, has_clock: bool = False) -> EventLog:
     for context in contexts_in(model):
         context.log = log
     return log
+
+
+def verify_schedule(model: nn.Module, log: EventLog) -> None:
+    """Check what ``log`` holds of one or more whole steps; every rank has to call this.
+
+    Raises:
+        StateError: on all ranks, if on any a unit was used before it was gathered or after it was freed, parameters
+            were written during a gather, more gathers were in flight than allowed, ... It says which, and where.
+        MismatchError: on all ranks, if they gathered or reduced in different orders.
+    """
+    for context in contexts_in(model):
+        verify(context, log.events)
 
 
 def stop_trace(model: nn.Module) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from fsdp_core.api import clip_grad_norm_, fully_shard, load_state_dict, no_sync, state_dict
+from fsdp_core.errors import WrapError
+from fsdp_core.policy import RateLimit
 from fsdp_core.runtime.names import TransparentWrapper, join, walk
 
 
@@ -51,3 +57,88 @@ class ShardedWrapper(TransparentWrapper):
                 if value is not None and not (remove_duplicate and id(value) in seen):
                     seen.add(id(value))
                     yield join(name, key), value
+
+
+class FullyShardedDataParallel(ShardedWrapper):
+    """The wrapper front end: ``FullyShardedDataParallel(module, ...)`` shards ``module`` and stands in its place.
+
+    Takes the arguments of ``fully_shard`` and, for moving over, torch's names of the same things:
+    ``auto_wrap_policy`` (``units``), ``limit_all_gathers`` (``rate_limit``), ``device_id`` (``device``) and
+    ``device_mesh`` (``mesh``). A sharding strategy is given as the two numbers it stands for, F and
+    ``reshard_after_forward``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: Any = None,
+        *,
+        auto_wrap_policy: Any = None,
+        limit_all_gathers: bool | None = None,
+        device_id: int | torch.device | None = None,
+        device_mesh: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(module)
+        if "sharding_strategy" in options:
+            raise WrapError(
+                "There is no sharding strategy here, but two numbers.",
+                expected="sharding_factor and reshard_after_forward",
+                got=options["sharding_strategy"],
+                remedy="FULL_SHARD: F = W, True. SHARD_GRAD_OP: F = W, False. NO_SHARD: F = 1. "
+                "HYBRID_SHARD: F = ranks per host, True. _HYBRID_SHARD_ZERO2: F = ranks per host, False",
+            )
+        if auto_wrap_policy is not None:
+            options["units"] = _adapt_policy(auto_wrap_policy)
+        if limit_all_gathers is not None:
+            options.setdefault("rate_limit", RateLimit() if limit_all_gathers else RateLimit(kind="unlimited"))
+        if device_id is not None:
+            options["device"] = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
+        if device_mesh is not None:
+            options["mesh"] = device_mesh
+        options["backward_prefetch"] = bool(options.get("backward_prefetch", True))
+        fully_shard(self, process_group=process_group, **options)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
+        return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with no_sync(self):
+            yield
+
+    def state_dict(  # type: ignore[override]
+        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """The full kind. A plain module around this one hands over its own ``destination``, and the prefix here."""
+        state = {prefix + name: value for name, value in state_dict(self).items()}
+        if destination is None:
+            return state
+        destination.update(state)
+        return destination
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        return load_state_dict(self, state, strict)
+
+
+def _adapt_policy(policy: Any) -> Any:
+    """torch's policies: a set of classes, objects that hold classes or a lambda, or partial functions."""
+    wrapped = policy.func if isinstance(policy, functools.partial) else policy
+    name = getattr(wrapped, "__name__", type(wrapped).__name__)
+    if name == "size_based_auto_wrap_policy":
+        return int(policy.keywords.get("min_num_params", 1e8)) if isinstance(policy, functools.partial) else int(1e8)
+    if name == "transformer_auto_wrap_policy":
+        return tuple(policy.keywords["transformer_layer_cls"])
+    if name == "always_wrap_policy":
+        return lambda fqn, module: any(True for _ in module.parameters()) and _is_callable_module(module)
+    if name == "ModuleWrapPolicy":
+        return tuple(policy._module_classes)
+    if name == "lambda_auto_wrap_policy":
+        return lambda fqn, module: bool(policy.keywords["lambda_fn"](module))
+    if isinstance(policy, (set, frozenset)):
+        return tuple(policy)
+    return policy
+
+
+def _is_callable_module(module: nn.Module) -> bool:
+    return type(module).forward.__name__ != "_forward_unimplemented"

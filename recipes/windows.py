@@ -65,10 +65,14 @@ class ProfileWindow(StepWindow):
 
 
 class TraceWindow(StepWindow):
-    """The engine's event log of steps ``[first, last)`` into ``<folder>/rank<r>.jsonl``: one event a line, in order."""
+    """The engine's event log: of steps ``[first, last)`` into ``<folder>/rank<r>.jsonl``, one event a line, in order;
+    and, if asked for, of every step to the engine's schedule check, which raises on all ranks what is wrong with it.
+    """
 
-    def __init__(self, steps: tuple[int, int], folder: Path, rank: int, model: nn.Module) -> None:
-        self._steps = range(*steps)
+    def __init__(
+        self, steps: tuple[int, int], folder: Path, rank: int, model: nn.Module, *, has_check: bool = False
+    ) -> None:
+        self._steps, self._has_check = range(*steps), has_check
         self._path = folder / f"rank{rank}.jsonl"
         self._model = model
         self._log: EventLog | None = None
@@ -76,16 +80,20 @@ class TraceWindow(StepWindow):
         self._is_written = False
 
     def step_begins(self, step: int) -> None:
-        if step in self._steps:
-            self._log = fsdp_core.start_trace(self._model, has_clock=True)
+        if self._has_check or step in self._steps:
+            self._log = fsdp_core.start_trace(self._model, has_clock=step in self._steps)
 
     def step_ended(self, step: int) -> str | None:
-        if self._log is None:
+        log, self._log = self._log, None
+        if log is None:
             return None
         fsdp_core.stop_trace(self._model)
-        self._lines += [json.dumps({"step": step + 1} | dataclasses.asdict(event)) for event in self._log.events]
-        self._log = None
-        return self.close() if step + 1 == self._steps.stop else None
+        if step in self._steps:
+            self._lines += [json.dumps({"step": step + 1} | dataclasses.asdict(event)) for event in log.events]
+        written = self.close() if step + 1 == self._steps.stop else None
+        if self._has_check:
+            fsdp_core.verify_schedule(self._model, log)
+        return written
 
     def close(self) -> str | None:
         if self._is_written or not self._lines:
@@ -97,12 +105,14 @@ class TraceWindow(StepWindow):
 
 
 def windows_of(train: TrainConfig, context: RankContext, model: nn.Module) -> tuple[StepWindow, ...]:
-    """What ``train.profile_steps`` and ``train.trace`` ask for, under the run folder."""
+    """What ``train.profile_steps``, ``train.trace`` and ``train.check_schedule`` ask for, under the run folder."""
     windows: list[StepWindow] = []
     run_dir, steps = Path(context.run_dir), train.profile_steps
     window = (steps[0], steps[1]) if steps is not None else None
     if window is not None:
         windows.append(ProfileWindow(window, run_dir / "profile", context.rank, torch.device(context.device)))
-    if train.trace:
-        windows.append(TraceWindow(window or (0, 3), run_dir / "trace", context.rank, model))
+    if train.trace or train.check_schedule:
+        traced = (window or (0, 3)) if train.trace else (0, 0)
+        trace = TraceWindow(traced, run_dir / "trace", context.rank, model, has_check=train.check_schedule)
+        windows.append(trace)
     return tuple(windows)

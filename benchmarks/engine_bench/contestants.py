@@ -203,21 +203,10 @@ def _ours(wire: str) -> Callable[[nn.Module, Any, list[Any], Case], Training]:
 
 
 def _bytes_of(model: nn.Module) -> dict[str, int]:
-    """Bytes that this rank has sent, by primitive, over all wires of the model."""
-    from fsdp_core.runtime.find import contexts_in
+    """Bytes that this rank has sent, by primitive."""
+    import fsdp_core
 
-    wires = {
-        id(wire): wire
-        for context in contexts_in(model)
-        for unit in context.units
-        for wire in (unit.groups.shard, unit.groups.replicate)
-    }
-    total: dict[str, int] = {}
-    for wire in wires.values():
-        for counts in (wire.counter.intra_host_bytes, wire.counter.cross_host_bytes):
-            for primitive, nbytes in counts.items():
-                total[primitive] = total.get(primitive, 0) + nbytes
-    return total
+    return {primitive: sent.nbytes for primitive, sent in fsdp_core.bytes_sent(model).items()}
 
 
 MAKERS: dict[str, Callable[[nn.Module, Any, list[Any], Case], Training]] = {

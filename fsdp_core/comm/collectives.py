@@ -35,13 +35,24 @@ def as_summable(tensor: Tensor) -> Tensor:
     return tensor.view(tensor.real.dtype) if tensor.dtype.is_complex else tensor
 
 
+def _average(result: Tensor, divisor: float) -> tuple[Tensor, float] | None:
+    return None if divisor == 1 else (result, divisor)
+
+
 class _TorchWork(Work):
     """One torch work; its failure is told with the label of the collective."""
 
-    __slots__ = ("_keep", "_label", "_wire", "_work")
+    __slots__ = ("_average", "_keep", "_label", "_wire", "_work")
 
-    def __init__(self, work: Any, label: Label, wire: CollectivesWire, keep: Tensor | None = None) -> None:
-        self._work, self._label, self._wire, self._keep = work, label, wire, keep
+    def __init__(
+        self,
+        work: Any,
+        label: Label,
+        wire: CollectivesWire,
+        keep: Tensor | None = None,
+        average: tuple[Tensor, float] | None = None,
+    ) -> None:
+        self._work, self._label, self._wire, self._keep, self._average = work, label, wire, keep, average
 
     def wait(self) -> None:
         if self._work is None:
@@ -50,7 +61,10 @@ class _TorchWork(Work):
             self._work.wait()
         except RuntimeError as error:
             raise self._wire.failure(error, self._label) from error
-        self._work = self._keep = None
+        if self._average is not None:
+            result, divisor = self._average
+            result.div_(divisor)  # on the waiting stream, which is behind the collective now
+        self._work = self._keep = self._average = None
 
     def is_completed(self) -> bool:
         return self._work is None or self._work.is_completed()
@@ -60,7 +74,6 @@ class CollectivesWire(Wire):
     """Uses whatever ``torch.distributed`` offers for the group's backend. Labels are compared at ``quiesce``."""
 
     name = "collectives"
-    carries_labels = True
 
     def __init__(
         self,
@@ -119,19 +132,19 @@ class CollectivesWire(Wire):
         gather = single_tensor_collective("all_gather_single", "all_gather_into_tensor")
         return _TorchWork(self._call(label, gather, as_plain(full), as_plain(shard)), label, self, keep=shard)
 
-    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label) -> Work:
+    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label, divisor: float = 1.0) -> Work:
         self._calls.add("reduce_scatter", label, full.numel())
         self._count("reduce_scatter", shard.nbytes * (self.group_size - 1))
         scatter = single_tensor_collective("reduce_scatter_single", "reduce_scatter_tensor")
-        return _TorchWork(self._call(label, scatter, as_summable(shard), as_summable(full)), label, self, keep=full)
+        work = self._call(label, scatter, as_summable(shard), as_summable(full))
+        return _TorchWork(work, label, self, full, _average(shard, divisor))
 
-    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum") -> Work:
+    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum", divisor: float = 1.0) -> Work:
         self._calls.add("all_reduce", label, tensor.numel())
         # a ring all-reduce sends every element twice, less the share a rank already has
         self._count("all_reduce", 2 * tensor.nbytes * (self.group_size - 1) / self.group_size)
-        return _TorchWork(
-            self._call(label, dist.all_reduce, as_summable(tensor), op=_OPS[op]), label, self, keep=tensor
-        )
+        work = self._call(label, dist.all_reduce, as_summable(tensor), op=_OPS[op])
+        return _TorchWork(work, label, self, tensor, _average(tensor, divisor))
 
     def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:
         if tensor.numel() == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fsdp_core.comm.wire import WireCounter
@@ -43,6 +43,33 @@ class HostLayout:
             else:
                 cross += nbytes
         counter.record(primitive, intra, cross)
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """What left this rank by one primitive, to ranks declared to be on its host and to others."""
+
+    num_calls: int
+    intra_host_bytes: int
+    cross_host_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.intra_host_bytes + self.cross_host_bytes
+
+
+def total_sent(counters: Iterable[WireCounter]) -> dict[str, SentBytes]:
+    """The sum over several wires, by primitive."""
+    total: dict[str, SentBytes] = {}
+    for counter in counters:
+        for primitive, num_calls in counter.num_calls.items():
+            before = total.get(primitive, SentBytes(0, 0, 0))
+            total[primitive] = SentBytes(
+                before.num_calls + num_calls,
+                before.intra_host_bytes + counter.intra_host_bytes[primitive],
+                before.cross_host_bytes + counter.cross_host_bytes[primitive],
+            )
+    return total
 
 
 def even_spans(numel: int, parts: int) -> list[tuple[int, int]]:

@@ -128,7 +128,6 @@ class GlooP2PWire(Wire):
     """
 
     name = "gloo_p2p"
-    carries_labels = True
 
     def __init__(
         self,
@@ -167,24 +166,24 @@ class GlooP2PWire(Wire):
         self._hosts.record(self.counter, "all_gather", own.numel() * own.element_size())
         return exchange
 
-    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label) -> Work:
+    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label, divisor: float = 1.0) -> Work:
         check_sizes("reduce_scatter", full, shard, self.group_size, label)
         parts = [part_of(full, rank, self.group_size) for rank in range(self.group_size)]
         exchange, tag = self._begin("reduce_scatter", label, shard.numel(), full.dtype)
         if shard.numel():
-            self._trade_parts(exchange, tag, parts, shard, torch.add)
+            self._trade_parts(exchange, tag, parts, shard, torch.add, divisor)
         self._hosts.record(self.counter, "reduce_scatter", shard.numel() * shard.element_size())
         return exchange
 
-    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum") -> Work:
+    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum", divisor: float = 1.0) -> Work:
         flat = tensor.view(-1)
         if flat.numel() * flat.element_size() <= SMALL_BYTES:
-            return self._all_reduce_small(flat, label, op)
+            return self._all_reduce_small(flat, label, op, divisor)
         spans = even_spans(flat.numel(), self.group_size)
         parts = [flat[start:stop] for start, stop in spans]
         mine = parts[self.group_rank]
         exchange, tag = self._begin("all_reduce", label, flat.numel(), flat.dtype, op)
-        self._trade_parts(exchange, tag, parts, mine, COMBINE[op])
+        self._trade_parts(exchange, tag, parts, mine, COMBINE[op], divisor)
         sent = [(part.numel() + mine.numel()) * flat.element_size() for part in parts]
         self._hosts.record(self.counter, "all_reduce", sent)
         return _Chain(exchange, lambda: self._gather_parts(parts, tag, exchange.packed))
@@ -222,7 +221,13 @@ class GlooP2PWire(Wire):
         return exchange, tag_of(packed)
 
     def _trade_parts(
-        self, exchange: _Exchange, tag: int, parts: list[Tensor], target: Tensor, combine: Combine
+        self,
+        exchange: _Exchange,
+        tag: int,
+        parts: list[Tensor],
+        target: Tensor,
+        combine: Combine,
+        divisor: float = 1.0,
     ) -> None:
         """Send part k to rank k; combine what comes for this rank, in rank order, into ``target``."""
         mine = parts[self.group_rank]
@@ -235,18 +240,18 @@ class GlooP2PWire(Wire):
             exchange.send(peer, parts[peer], tag)
 
         def finish() -> None:
-            combine_into([target], sources, combine)
+            combine_into([target], sources, combine, divisor)
             self._scratch.give(scratch)
 
         exchange.then(finish)
 
-    def _all_reduce_small(self, flat: Tensor, label: Label, op: ReduceOp) -> Work:
+    def _all_reduce_small(self, flat: Tensor, label: Label, op: ReduceOp, divisor: float) -> Work:
         exchange, tag = self._begin("all_reduce", label, flat.numel(), flat.dtype, op)
         self._hosts.record(self.counter, "all_reduce", flat.numel() * flat.element_size())
         if flat.numel() == 0:
             return exchange
         mine = flat.clone()  # the sum is written to ``flat`` while ``mine`` may still be on its way
-        self._trade_parts(exchange, tag, [mine] * self.group_size, flat, COMBINE[op])
+        self._trade_parts(exchange, tag, [mine] * self.group_size, flat, COMBINE[op], divisor)
         return exchange
 
     def _gather_parts(self, parts: list[Tensor], tag: int, packed: bytes) -> Work:

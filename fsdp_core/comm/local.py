@@ -14,7 +14,6 @@ class LocalWire(Wire):
     """F = 1. ``full_view`` is the shard itself, so that unsharded parameters cost no second copy."""
 
     name = "local"
-    carries_labels = True  # there is no peer to disagree with
     group_size = 1
     group_rank = 0
 
@@ -31,12 +30,16 @@ class LocalWire(Wire):
             full.copy_(shard)
         return _DONE
 
-    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label) -> Work:
+    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label, divisor: float = 1.0) -> Work:
         if full.data_ptr() != shard.data_ptr():
             shard.copy_(full)
+        if divisor != 1:
+            shard.div_(divisor)
         return _DONE
 
-    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum") -> Work:
+    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum", divisor: float = 1.0) -> Work:
+        if divisor != 1:
+            tensor.div_(divisor)
         return _DONE
 
     def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:

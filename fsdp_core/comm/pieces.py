@@ -12,7 +12,7 @@ from fsdp_core.errors import WireError
 
 Combine = Callable[..., Tensor]
 COMBINE: dict[str, Combine] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-CHUNK_BYTES = 256 << 10  # sums of three and more tensors go through the cache in pieces of this size
+CHUNK_BYTES = 256 << 10  # sums of several steps go through the cache in pieces of this size
 
 
 def part_of(full: Tensor, rank: int, size: int) -> Tensor:
@@ -21,27 +21,30 @@ def part_of(full: Tensor, rank: int, size: int) -> Tensor:
     return full[rank * numel : (rank + 1) * numel]
 
 
-def combine_into(targets: Sequence[Tensor], sources: Sequence[Tensor], combine: Combine) -> None:
-    """Write ``sources[0] + sources[1] + ...``, in this order, into every target; targets may be sources.
+def combine_into(targets: Sequence[Tensor], sources: Sequence[Tensor], combine: Combine, divisor: float = 1.0) -> None:
+    """Write ``(sources[0] + sources[1] + ...) / divisor``, summed in this order, into every target.
 
-    A target is written in pieces after the piece has been read from every source, so aliasing is harmless.
+    Targets may be sources: a piece of a target is written after that piece has been read from every source.
     """
-    if len(sources) == 1:
-        for target in targets:
-            target.copy_(sources[0])
-        return
-    if len(sources) == 2 and len(targets) == 1:
+    numel = sources[0].numel()
+    if len(sources) == 2 and len(targets) == 1 and divisor == 1:
         combine(sources[0], sources[1], out=targets[0])
         return
-    numel = sources[0].numel()
     step = max(1, CHUNK_BYTES // sources[0].element_size())
-    scratch = torch.empty(min(step, numel), dtype=sources[0].dtype)
+    # two sources are read whole before the piece is written, so it may be made in place
+    scratch = None if len(sources) <= 2 else torch.empty(min(step, numel), dtype=sources[0].dtype)
     for start in range(0, numel, step):
         stop = min(start + step, numel)
-        piece = combine(sources[0][start:stop], sources[1][start:stop], out=scratch[: stop - start])
+        piece = targets[0][start:stop] if scratch is None else scratch[: stop - start]
+        if len(sources) == 1:
+            piece.copy_(sources[0][start:stop])
+        else:
+            combine(sources[0][start:stop], sources[1][start:stop], out=piece)
         for source in sources[2:]:
             combine(piece, source[start:stop], out=piece)
-        for target in targets:
+        if divisor != 1:
+            piece.div_(divisor)
+        for target in targets if scratch is not None else targets[1:]:
             target[start:stop].copy_(piece)
 
 

@@ -102,7 +102,6 @@ class SharedMemoryWire(Wire):
     """
 
     name = "shared_memory"
-    carries_labels = True
 
     def __init__(
         self,
@@ -244,7 +243,7 @@ class SharedMemoryWire(Wire):
             part_of(full, peer, self.group_size).copy_(home.tensor(place, full.dtype, shard.numel()))
         self._consume()
 
-    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label) -> Work:
+    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label, divisor: float = 1.0) -> Work:
         check_sizes("reduce_scatter", full, shard, self.group_size, label)
         place, _ = self._offer(full)
         envelope = Envelope(self._board.issued, "reduce_scatter", label, shard.numel(), full.dtype)
@@ -252,12 +251,12 @@ class SharedMemoryWire(Wire):
         start = self.group_rank * shard.numel()
 
         def execute() -> None:
-            combine_into([shard], self._sources(full, sequence, start, shard.numel()), torch.add)
+            combine_into([shard], self._sources(full, sequence, start, shard.numel()), torch.add, divisor)
 
         self._hosts.record(self.counter, "reduce_scatter", shard.numel() * full.element_size())
         return self._enqueue(_Reduction(self, sequence, execute, None, waits_for_readers=True))
 
-    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum") -> Work:
+    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum", divisor: float = 1.0) -> Work:
         tensor = tensor.view(-1)
         is_small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
         place, offered = self._offer(tensor, always_copy=is_small)
@@ -269,7 +268,7 @@ class SharedMemoryWire(Wire):
             sent = [tensor.numel()] * self.group_size
 
             def execute() -> None:
-                combine_into([tensor], self._sources(offered, sequence, 0, tensor.numel()), combine)
+                combine_into([tensor], self._sources(offered, sequence, 0, tensor.numel()), combine, divisor)
 
         else:
             spans = even_spans(tensor.numel(), self.group_size)
@@ -278,7 +277,7 @@ class SharedMemoryWire(Wire):
 
             def execute() -> None:
                 sources = self._sources(offered, sequence, start, stop - start)
-                combine_into(sources, sources, combine)  # into everybody's copy
+                combine_into(sources, sources, combine, divisor)  # into everybody's copy
 
             if offered is not tensor:
 

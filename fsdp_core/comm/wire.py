@@ -25,9 +25,11 @@ Who may write what, and when (peers may read this rank's memory while it compute
 Completion. Each collective returns a ``Work``. ``wait()`` makes the result usable by the *caller*: on CPU it
 blocks; on CUDA it orders the current stream behind the collective. A wire may finish before it returns.
 
-Identity. Every collective carries a ``Label`` (which unit, which phase). Wires that have headers send it
-along and raise ``MismatchError`` on all ranks when peers disagree; a wire without headers leaves the check to
-the engine (``carries_labels`` says which).
+Averages. Reductions take a divisor, since the wire has the sums in its cache when it writes them: a division
+afterwards would read and write the whole gradient once more.
+
+Identity. Every collective carries a ``Label`` (which unit, which phase), which every wire compares between the
+ranks: with each message, or (``collectives``) at ``quiesce``. Where peers disagree all ranks raise ``MismatchError``.
 
 Counting. ``bytes_sent(...)`` are recorded where they are sent, per primitive, into ``counter``.
 """
@@ -108,7 +110,6 @@ class Wire(abc.ABC):
     """Collectives of one group of ranks. See the module's docstring for the contract."""
 
     name: str  # "collectives" | "gloo_p2p" | "shared_memory"
-    carries_labels: bool  # True: peers' labels are compared by the wire itself
     group_size: int  # F
     group_rank: int  # r
     counter: WireCounter
@@ -132,16 +133,16 @@ class Wire(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label) -> Work:
-        """``shard = sum over ranks k of full_k[r*s:(r+1)*s]``; ``full`` may be used as scratch.
+    def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label, divisor: float = 1.0) -> Work:
+        """``shard = (sum over ranks k of full_k[r*s:(r+1)*s]) / divisor``; ``full`` may be used as scratch.
 
         The sum has the same bits on every run (a fixed order of ranks) on CPU wires.
         ``shard`` may be ``full[r*s:(r+1)*s]`` itself (in place).
         """
 
     @abc.abstractmethod
-    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum") -> Work:
-        """In place, same bits on every rank."""
+    def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum", divisor: float = 1.0) -> Work:
+        """In place, same bits on every rank; the result is divided by ``divisor`` (floating-point sums only)."""
 
     @abc.abstractmethod
     def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:

@@ -4,9 +4,9 @@
 |---|---|---|---|---|
 | ``sharded`` | [shard_numel] | the parameters' own | this handle, SHARD memory of the wire | as long as the model |
 | ``full`` | [padded_numel] | compute dtype | pool, FULL | unshard to reshard |
-| gradient source | [padded_numel] | reduce dtype | pool, GRAD_FULL | node backward to end of reduce-scatter |
+| gradient source | [padded_numel] | reduce dtype | pool, GRAD_FULL (F = 1: the gradient) | to end of reduce-scatter |
 | reduced shard | [shard_numel] | reduce dtype | pool, GRAD_SHARD, or the gradient | reduce-scatter to accumulate |
-| ``gradient`` | [shard_numel] | the parameters' own | ``ShardGradient`` | first reduction to zero_grad |
+| ``gradient`` | [shard_numel] | the parameters' own | ``ShardGradient``, GRAD_SHARD | first reduction to zero_grad |
 | ``unwritten`` | per parameter | compute dtype | this handle | in-place write in forward to end of backward |
 | ``unsynced`` | [padded_numel] | reduce dtype | pool, GRAD_FULL | first to last micro-batch without communication |
 
@@ -90,6 +90,7 @@ class FlatParamHandle:
         places: Sequence[tuple[Place, ...]],
         dtypes: HandleDtypes,
         wire: Wire,
+        replicate_wire: Wire,
         resources: Resources,
         shard_device: torch.device,
     ) -> None:
@@ -97,7 +98,7 @@ class FlatParamHandle:
         self.layout = layout
         self.places = tuple(places)  # per segment: everywhere the parameter is reachable (tied weights: several)
         self.dtypes = dtypes
-        self.wire = wire
+        self.wire, self.replicate_wire = wire, replicate_wire
         self.resources = resources
         self.is_offloaded = shard_device != wire.device
         self.state = HandleState.SHARDED
@@ -257,13 +258,25 @@ class FlatParamHandle:
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
-    def acquire_gradient_source(self) -> Buffer:
+    @property
+    def _first_wire(self) -> Wire:
+        """The one that reads gradient sources."""
+        return self.wire if self.wire.group_size > 1 else self.replicate_wire
+
+    def acquire_gradient_source(self, *, becomes_gradient: bool = False) -> Buffer:
+        """Memory for unsharded gradients. ``becomes_gradient``: they are reduced next, and what is not scattered
+        (F = 1) may be reduced where it will stay."""
+        if becomes_gradient and self.wire.group_size == 1:
+            own = self.gradient.claim_target(self.dtypes.reduce)
+            if own is not None:
+                return own
         return self.resources.pool.acquire(
-            self.wire, self.layout.padded_numel, self.dtypes.reduce, BufferRole.GRAD_FULL
+            self._first_wire, self.layout.padded_numel, self.dtypes.reduce, BufferRole.GRAD_FULL
         )
 
     def release_gradient_source(self, buffer: Buffer) -> None:
-        self.resources.pool.release(self.wire, buffer, BufferRole.GRAD_FULL)
+        if not self.gradient.owns(buffer):
+            self.resources.pool.release(self._first_wire, buffer, BufferRole.GRAD_FULL)
 
     def fill_gradients(self, buffer: Buffer, grads: dict[int, Tensor], *, add: bool) -> None:
         """Copy (or add) unsharded gradients, by segment index, into a gradient source; absent ones are zeros."""
@@ -295,7 +308,8 @@ class FlatParamHandle:
         copied = object.__new__(FlatParamHandle)
         memo[id(self)] = copied
         copied.unit_name, copied.layout, copied.dtypes = self.unit_name, self.layout, self.dtypes
-        copied.wire, copied.is_offloaded = self.wire, self.is_offloaded
+        copied.wire, copied.replicate_wire = self.wire, self.replicate_wire
+        copied.is_offloaded = self.is_offloaded
         copied.state, copied.unsynced, copied.flat_parameter = HandleState.SHARDED, None, None
         copied.writes = WriteCount()
         copied.sharded = self._allocate_sharded(self.sharded.device)

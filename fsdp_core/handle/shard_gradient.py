@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_core.comm.memory import Buffer
-from fsdp_core.comm.wire import Wire
+from fsdp_core.comm.wire import BufferRole, Wire
 from fsdp_core.errors import StateError
 from fsdp_core.handle.sharded_tensor import ShardedTensor, local_part
 from fsdp_core.layout.flat_layout import LocalSpan, Segment
@@ -84,8 +84,8 @@ class ShardGradient:
 
     # -- where a reduction may write ---------------------------------------------------------------------------------
 
-    def claim_target(self, dtype: torch.dtype) -> Tensor | None:
-        """``flat`` itself, if the next reduced shard will simply become the gradient; else ``None``."""
+    def claim_target(self, dtype: torch.dtype) -> Buffer | None:
+        """The memory of ``flat``, if the next reduced shard will simply become the gradient; else ``None``."""
         handle = self._handle
         if (
             self._is_target
@@ -96,7 +96,12 @@ class ShardGradient:
         ):
             return None
         self._is_target = True
-        return self._fresh_flat()
+        self._fresh_flat()
+        return self._memory
+
+    def owns(self, buffer: Buffer) -> bool:
+        """Is ``buffer`` what ``claim_target`` gave?"""
+        return buffer is self._memory
 
     @property
     def is_empty(self) -> bool:
@@ -146,17 +151,18 @@ class ShardGradient:
         """Memory that nobody else sees: the previous step's if it is free, else new."""
         handle = self._handle
         if self._memory is None or self._is_held():
-            with torch.inference_mode(False):
-                memory = torch.empty(
-                    handle.layout.shard_numel,
-                    dtype=handle.dtypes.param,
-                    device=handle.sharded.device,
-                    pin_memory=handle.is_offloaded and torch.cuda.is_available(),
-                )
-            self._memory = Buffer(memory)
+            self._memory = Buffer(self._allocate())
             self._parts = [None] * len(handle.params)
         self.flat = self._memory.memory
         return self.flat
+
+    def _allocate(self) -> Tensor:
+        handle = self._handle
+        numel, dtype = handle.layout.shard_numel, handle.dtypes.param
+        if not handle.is_offloaded:  # where the last wire of a reduction likes to write
+            return handle.replicate_wire.empty(numel, dtype, BufferRole.GRAD_SHARD)
+        with torch.inference_mode(False):
+            return torch.empty(numel, dtype=dtype, device=handle.sharded.device, pin_memory=torch.cuda.is_available())
 
     def _is_held(self) -> bool:
         """Did a user keep last step's gradient (itself, or a view)?"""

@@ -5,7 +5,7 @@ The table is filled as operations are met: one look at an operator's schema deci
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -103,6 +103,8 @@ def _local_rule(func: Any, name: str) -> _Rule:
         spec = None if is_foreach else _common_spec(func, args, kwargs)
         if written and not is_foreach and not _is_sharded_target(written, args, kwargs):
             return _refuse(func, args, kwargs)  # whole values would be written from parts
+        if spec is not None and not _fit(spec, (*args, *kwargs.values())):
+            return _refuse(func, args, kwargs)
         result = func(
             *[_unwrap(value, spec) for value in args], **{key: _unwrap(value, spec) for key, value in kwargs.items()}
         )
@@ -135,6 +137,18 @@ def _common_spec(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sh
         elif value.spec is not spec and (value.spec.shape != spec.shape or value.spec.span != spec.span):
             _refuse(func, args, kwargs)
     return spec
+
+
+def _fit(spec: ShardSpec, values: Iterable[Any]) -> bool:
+    """Do all plain tensors broadcast to the parameter's shape? A larger result (a parameter times a batch) has no
+    part of its own on this rank."""
+    for value in values:
+        if not isinstance(value, Tensor) or isinstance(value, ShardedTensor) or value.dim() == 0:
+            continue
+        sizes = zip(reversed(value.shape), reversed(spec.shape), strict=False)
+        if value.dim() > len(spec.shape) or any(size not in (1, wanted) for size, wanted in sizes):
+            return False
+    return True
 
 
 def _unwrap(value: Any, spec: ShardSpec | None) -> Any:

@@ -1,8 +1,10 @@
 """From unsharded gradients to averaged, reduced shards (paper sections 3.2 and 4.4).
 
-Order of one reduction: source filled on the compute stream; on the reduce stream divide before (fp16 only),
-reduce-scatter in the sharding group, all-reduce of the shard in the replication group, divide after, and then
-either become the gradient or be added to it. At most ``MAX_PENDING`` sources are alive at any time.
+Order of one reduction: source filled on the compute stream; on the reduce stream reduce-scatter in the sharding
+group, all-reduce of the shard in the replication group, and then either become the gradient or be added to it. The
+wire that sums last divides (fp16: the source is divided before, since its sums could overflow). Where the result will
+simply be the gradient, the wires write into the gradient's own memory; with F = 1 that memory is the source, too.
+At most ``MAX_PENDING`` sources are alive at any time.
 
 Gradients become visible in ``param.grad`` only at the end of backward where they are the first of their step, so
 that a failed backward leaves none behind.
@@ -12,17 +14,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsdp_core.comm.memory import Buffer
 from fsdp_core.comm.streams import Streams
-from fsdp_core.comm.wire import BufferRole, DoneWork, Label, Wire, Work
+from fsdp_core.comm.wire import BufferRole, DoneWork, Label, Work
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
 
 MAX_PENDING = 2
 _DONE = DoneWork()
+
+
+@dataclass(frozen=True)
+class Divisors:
+    """What a gradient is divided by, and where: as a source, by the reduce-scatter, by the all-reduce."""
+
+    source: float = 1.0
+    scatter: float = 1.0
+    replicate: float = 1.0
+
+
+def divisors_of(handle: FlatParamHandle, factor: float) -> Divisors:
+    if handle.dtypes.reduce == torch.float16:
+        return Divisors(source=factor)
+    if handle.wire.group_size > 1 and handle.replicate_wire.group_size == 1:
+        return Divisors(scatter=factor)
+    return Divisors(replicate=factor)
 
 
 class Reduction:
@@ -31,7 +51,8 @@ class Reduction:
     def __init__(
         self, handle: FlatParamHandle, source: Buffer, active: Sequence[int], label: Label, divide_factor: float
     ) -> None:
-        self.handle, self.active, self.label, self.divide_factor = handle, tuple(active), label, divide_factor
+        self.handle, self.active, self.label = handle, tuple(active), label
+        self.divisors = divisors_of(handle, divide_factor)
         self.source: Buffer | None = source
         self.shard_buffer: Buffer | None = None
         self.shard: Tensor = source.tensor
@@ -39,37 +60,33 @@ class Reduction:
         self.is_staged = False
 
     def start(self) -> None:
-        """Divide before where sums could overflow, and issue the reduce-scatter."""
+        """Issue the reduce-scatter; with F = 1 there is none, and the source is the shard."""
         handle, source = self.handle, self.source
         assert source is not None
-        if self._divides_before() and self.divide_factor != 1:
-            source.tensor.div_(self.divide_factor)
+        if self.divisors.source != 1:
+            source.tensor.div_(self.divisors.source)
         if handle.wire.group_size == 1:
             return
         target = handle.gradient.claim_target(handle.dtypes.reduce)
         if target is None:
-            self.shard_buffer = handle.resources.pool.acquire(
-                handle.wire, handle.layout.shard_numel, handle.dtypes.reduce, BufferRole.GRAD_SHARD
+            target = self.shard_buffer = handle.resources.pool.acquire(
+                handle.replicate_wire, handle.layout.shard_numel, handle.dtypes.reduce, BufferRole.GRAD_SHARD
             )
-            target = self.shard_buffer.tensor
-        self.shard = target
-        self.work = handle.wire.reduce_scatter(target, source.tensor, self.label)
+        self.shard = target.tensor
+        self.work = handle.wire.reduce_scatter(self.shard, source.tensor, self.label, self.divisors.scatter)
 
-    def replicate(self, wire: Wire) -> None:
+    def replicate(self) -> None:
         """Wait for the reduce-scatter, give the source back, issue the all-reduce of the shard."""
         self.work.wait()
-        self.work = _DONE
         if self.handle.wire.group_size > 1:
             self._release_source()
-        if wire.group_size > 1:
-            self.work = wire.all_reduce(self.shard, Label(self.label.unit_id, "replicate", self.label.unit))
+        label = Label(self.label.unit_id, "replicate", self.label.unit)
+        self.work = self.handle.replicate_wire.all_reduce(self.shard, label, "sum", self.divisors.replicate)
 
     def complete(self) -> bool:
-        """Wait, average, and add; true if the result waits in place for ``commit`` instead."""
+        """Wait, and add; true if the result waits in place for ``commit`` instead."""
         self.work.wait()
         self.work = _DONE
-        if not self._divides_before() and self.divide_factor != 1:
-            self.shard.div_(self.divide_factor)
         if self.handle.is_offloaded and not self.handle.gradient.is_empty:
             self.shard = self.shard.to(self.handle.sharded.device)  # the sum is made on the host, which waits for it
         self.is_staged = self.handle.gradient.stage(self.shard)
@@ -104,9 +121,6 @@ class Reduction:
     def waits_for_hooks(self) -> bool:
         return any(self.handle.params[index].has_user_hooks for index in self.active)
 
-    def _divides_before(self) -> bool:
-        return self.handle.dtypes.reduce == torch.float16
-
     def _release_source(self) -> None:
         if self.source is not None:
             self.handle.release_gradient_source(self.source)
@@ -115,7 +129,7 @@ class Reduction:
     def _release_all(self) -> None:
         self._release_source()
         if self.shard_buffer is not None:
-            self.handle.resources.pool.release(self.handle.wire, self.shard_buffer, BufferRole.GRAD_SHARD)
+            self.handle.resources.pool.release(self.handle.replicate_wire, self.shard_buffer, BufferRole.GRAD_SHARD)
             self.shard_buffer = None
 
 
@@ -139,7 +153,7 @@ class Reducer:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._scattering: deque[tuple[Reduction, Wire]] = deque()
+        self._scattering: deque[Reduction] = deque()
         self._replicating: deque[Reduction] = deque()
         self._waiting: list[Reduction] = []  # complete; visible at the end of backward
 
@@ -154,26 +168,24 @@ class Reducer:
     def _advance(self) -> None:
         with self._streams.on_reduce():
             if self._scattering and (len(self._replicating) < MAX_PENDING):
-                reduction, wire = self._scattering.popleft()
-                reduction.replicate(wire)
+                reduction = self._scattering.popleft()
+                reduction.replicate()
                 self._replicating.append(reduction)
                 return
             reduction = self._replicating.popleft()
             if reduction.complete():
                 self._waiting.append(reduction)
 
-    def start(self, reduction: Reduction, replicate_wire: Wire) -> None:
+    def start(self, reduction: Reduction) -> None:
         """Issue; the source has been filled on the caller's stream."""
         filled = self._streams.record()
+        is_scattered = reduction.handle.wire.group_size > 1
         with self._streams.on_reduce():
             self._streams.wait(filled)
             reduction.start()
-        self._scattering.append((reduction, replicate_wire))
-        if reduction.handle.wire.group_size == 1:  # F = 1: nothing to scatter, the all-reduce starts now
-            with self._streams.on_reduce():
-                self._scattering.pop()
-                reduction.replicate(replicate_wire)
-            self._replicating.append(reduction)
+            if not is_scattered:  # F = 1: the all-reduce starts now
+                reduction.replicate()
+        (self._scattering if is_scattered else self._replicating).append(reduction)
 
     def finish(self) -> list[Reduction]:
         """Wait for everything; the caller's stream is ordered behind it. Returns what is to be committed."""
@@ -189,8 +201,7 @@ class Reducer:
 
     def drop(self) -> None:
         """Forget everything that is on its way (a failed backward)."""
-        pending = [reduction for reduction, _ in self._scattering]
-        pending += [*self._replicating, *self._waiting]
+        pending = [*self._scattering, *self._replicating, *self._waiting]
         self._scattering.clear()
         self._replicating.clear()
         self._waiting = []

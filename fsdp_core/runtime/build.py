@@ -136,6 +136,7 @@ def _build_handle(
         places=[tuple(p.places) for p in members],
         dtypes=dtypes,
         wire=groups.shard,
+        replicate_wire=groups.replicate,
         resources=resources,
         shard_device=shard_device,
     )

@@ -7,6 +7,7 @@ backward in ``BackwardTasks``. Both are dropped and made anew, so that a step th
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -23,13 +24,15 @@ from fsdp_core.runtime.limit_agreement import LimitAgreement, cuda_sample
 from fsdp_core.runtime.prefetch import ForwardOrder, ForwardPrediction
 from fsdp_core.runtime.rate_limiter import RateLimiter
 from fsdp_core.runtime.saved_weights import SavedTensorHooks
-from fsdp_core.runtime.step_guard import shards_are_free, shards_are_read
+from fsdp_core.runtime.step_guard import are_shards_read, shards_are_free, shards_are_read
 from fsdp_core.trace.events import EventLog, FlightRecorder
+from fsdp_core.trace.labels import labelled
 
 if TYPE_CHECKING:
     from fsdp_core.runtime.unit import Unit
 
 _current_graph_task_id = torch._C._current_graph_task_id
+_log = logging.getLogger("fsdp_core")
 
 
 class Pass:
@@ -179,6 +182,9 @@ class Context:
         written = streams.record()
         with streams.on_gather():
             streams.wait(written)
+        if are_shards_read(self):  # no backward ended the last pass: what ranks wrote since has to be awaited
+            for wire in self.gather_wires():
+                wire.quiesce()
         shards_are_read(self)
         self.record("pass")
 
@@ -234,10 +240,12 @@ class Context:
             # beyond the limit only if all that is in flight are open forwards around this one
             traced = phase if is_within else "nested"
             self.record("gather", unit, phase=traced, stream="gather", nbytes=unit.full_nbytes)
-            unit.issue_unshard(phase)
+            with labelled("gather", unit.name):
+                unit.issue_unshard(phase)
         if any(handle.state is HandleState.GATHERING for handle in unit.handles):
             self.about_to("await", unit, phase)
-            unit.wait_unshard()
+            with labelled("wait", unit.name):
+                unit.wait_unshard()
             self.record("wait", unit)
             if unit.was_written_while_gathering:
                 self.record("write", unit)
@@ -269,7 +277,8 @@ class Context:
             return
         self.limiter.enter(unit)
         self.record("gather", unit, phase="prefetch", stream="gather", nbytes=unit.full_nbytes)
-        unit.issue_unshard("backward" if _current_graph_task_id() != -1 else "forward")
+        with labelled("gather", unit.name):
+            unit.issue_unshard("backward" if _current_graph_task_id() != -1 else "forward")
         unit.is_prefetched = True
 
     def _drop_prefetches(self, needed: Unit) -> bool:
@@ -338,7 +347,8 @@ class Context:
         if self.sync_gradients:
             flush_unsynced(self)
         self.about_to("finish")
-        finished = self.reducer.finish()
+        with labelled("finish reductions of", self.root.name):
+            finished = self.reducer.finish()
         self._closing = None
         for unit in self.units:
             if not unit.calls:
@@ -351,7 +361,16 @@ class Context:
                 reduction.commit()
         self._quiesce()
         if self.limit_agreement is not None and self.sync_gradients:
-            self.limit_agreement.step()
+            decision = self.limit_agreement.step()
+            if decision is not None:
+                self.record("limit", phase=f"{decision.before} to {decision.after}")
+                _log.info(
+                    "rate limit %d -> %d from step %d: %s",
+                    decision.before,
+                    decision.after,
+                    decision.step + 1,
+                    decision.reason,
+                )
         self.record("backward_end")
 
     def _quiesce(self) -> None:

@@ -17,7 +17,8 @@ from fsdp_core.comm.memory import Buffer
 from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
 from fsdp_core.handle.sharded_tensor import ShardedTensor
-from fsdp_core.numerics.reduction import Reduction
+from fsdp_core.numerics.reduction import Reduction, divisors_of
+from fsdp_core.trace.labels import labelled
 
 if TYPE_CHECKING:
     from fsdp_core.runtime.context import Context
@@ -77,22 +78,23 @@ def start_reduction(
     phase: str = "",
 ) -> None:
     """Fill a source (on top of what was summed without communication) and send it on its way."""
-    active = list(active)
-    context.about_to("room", unit)
-    if handle.unsynced is None:
-        context.reducer.make_room()
-        source = handle.acquire_gradient_source()
-        handle.fill_gradients(source, present, add=False)
-    else:
-        source, handle.unsynced = handle.unsynced, None
-        active = sorted({*active, *handle.gradient.marked})
-        _clear_forgotten(handle, source)
-        handle.fill_gradients(source, present, add=True)
-        handle.gradient.drop_markers()
-        context.reducer.make_room()
-    context.record("reduce", unit, phase=phase, stream="reduce", nbytes=source.tensor.nbytes)
-    reduction = Reduction(handle, source, active, unit.reduce_label, divide_factor(context, unit))
-    context.reducer.start(reduction, unit.groups.replicate)
+    with labelled("reduce", unit.name):
+        active = list(active)
+        context.about_to("room", unit)
+        if handle.unsynced is None:
+            context.reducer.make_room()
+            source = handle.acquire_gradient_source(becomes_gradient=True)
+            handle.fill_gradients(source, present, add=False)
+        else:
+            source, handle.unsynced = handle.unsynced, None
+            active = sorted({*active, *handle.gradient.marked})
+            _clear_forgotten(handle, source)
+            handle.fill_gradients(source, present, add=True)
+            handle.gradient.drop_markers()
+            context.reducer.make_room()
+        context.record("reduce", unit, phase=phase, stream="reduce", nbytes=source.tensor.nbytes)
+        reduction = Reduction(handle, source, active, unit.reduce_label, divide_factor(context, unit))
+        context.reducer.start(reduction)
 
 
 def flush_unsynced(context: Context) -> None:
@@ -147,14 +149,11 @@ def _reduce_now(context: Context, unit: Unit, handle: FlatParamHandle, present: 
     """One averaged shard, on the shards' device and in their dtype."""
     source = handle.acquire_gradient_source()
     handle.fill_gradients(source, present, add=False)
-    factor = divide_factor(context, unit)
-    divides_before = handle.dtypes.reduce == torch.float16
-    if divides_before:
-        source.tensor.div_(factor)
+    divisors = divisors_of(handle, divide_factor(context, unit))
+    if divisors.source != 1:
+        source.tensor.div_(divisors.source)
     shard = torch.empty(handle.layout.shard_numel, dtype=handle.dtypes.reduce, device=source.tensor.device)
-    handle.wire.reduce_scatter(shard, source.tensor, unit.reduce_label).wait()
-    unit.groups.replicate.all_reduce(shard, unit.reduce_label).wait()
-    if not divides_before:
-        shard.div_(factor)
+    handle.wire.reduce_scatter(shard, source.tensor, unit.reduce_label, divisors.scatter).wait()
+    handle.replicate_wire.all_reduce(shard, unit.reduce_label, "sum", divisors.replicate).wait()
     handle.release_gradient_source(source)
     return shard.to(device=handle.sharded.device, dtype=handle.dtypes.param)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from fsdp_core.comm.wire import Label, Wire
-from fsdp_core.runtime.adaptive_limit import AdaptiveLimit, MemorySample, Pressure, pressure_between
+from fsdp_core.runtime.adaptive_limit import AdaptiveLimit, Decision, MemorySample, Pressure, pressure_between
 from fsdp_core.runtime.rate_limiter import RateLimiter
 
 _LABEL = Label(-1, "limit", "adaptive rate limit")
@@ -37,9 +37,11 @@ class LimitAgreement:
         self._previous: MemorySample | None = None
         self._shared: torch.Tensor | None = None
 
-    def step(self) -> None:
+    def step(self) -> Decision | None:
+        """The change of the limit that the ranks have agreed on, if there is one."""
         if self._sample is None:  # no allocator statistics on this device: the limit stays
-            return
+            return None
+        num_decisions = len(self.adaptive.decisions)
         if self._shared is not None:
             new_retries, reserved, idle = (int(value) for value in self._shared.tolist())
             self._limiter.max_inflight = self.adaptive.observe(Pressure(new_retries, reserved, idle))
@@ -49,3 +51,4 @@ class LimitAgreement:
         numbers = [pressure.new_retries, pressure.reserved_permille, pressure.idle_permille]
         self._shared = torch.tensor(numbers, dtype=torch.int64, device=self._wire.device)
         self._wire.all_reduce(self._shared, _LABEL, "max").wait()
+        return self.adaptive.decisions[-1] if len(self.adaptive.decisions) > num_decisions else None

@@ -27,6 +27,11 @@ def shards_are_read(context: Context) -> None:
     _read.add(context)
 
 
+def are_shards_read(context: Context) -> bool:
+    """Is the agreement that shards may be written missing since the last gather?"""
+    return context in _read
+
+
 def shards_are_free(context: Context) -> None:
     """All ranks have agreed that shards may be written."""
     _read.discard(context)

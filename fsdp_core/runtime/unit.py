@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from fsdp_core.runtime.gather_node import make_node, tensors_of_node
 from fsdp_core.runtime.names import join, unit_title
 from fsdp_core.runtime.recurrent import forget_weights
 from fsdp_core.runtime.saved_weights import SavedWeight
+from fsdp_core.trace.labels import labelled
 
 if TYPE_CHECKING:
     from fsdp_core.comm.groups import Groups
@@ -41,6 +43,7 @@ class ForwardCall:
     """One call of a unit's forward that has not returned."""
 
     error_before: BaseException | None  # what was being handled when the call began
+    label: AbstractContextManager[object]  # the range in a profiler's timeline
     has_hooks: bool = False
     installed: list[Tensor] = field(default_factory=list)
     saved: list[SavedWeight] = field(default_factory=list)
@@ -178,13 +181,14 @@ class Unit:
     def _pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context = self.context
         is_recompute = _current_graph_task_id() != -1
-        call = ForwardCall(sys.exc_info()[1])
+        call = ForwardCall(sys.exc_info()[1], labelled("recompute" if is_recompute else "forward", self.name))
         if is_recompute:
             context.note_backward()
             context.unshard_now(self, "backward")
         else:
             context.enter_forward(self)
         self.calls.append(call)
+        call.label.__enter__()
         if len(self.calls) == 1:
             call.installed = self._install()
         if self.frees_after_forward and not self.is_root and not is_recompute and torch.is_grad_enabled():
@@ -257,6 +261,7 @@ class Unit:
         if not self.calls:
             return None
         call = self.calls.pop()
+        call.label.__exit__(None, None, None)
         is_recompute = _current_graph_task_id() != -1
         error = sys.exc_info()[1]
         has_failed = output is None and error is not None and error is not call.error_before

@@ -16,6 +16,7 @@ Kinds and what they mean (``unit`` is a name, ``nbytes`` what the step moves or 
 | reduce | reduce | a reduction is issued |
 | accumulate | reduce | unsynchronised gradients were added, nothing was sent |
 | backward_end | compute | all reductions have finished, gradients are visible |
+| limit | compute | the adaptive limit has changed; ``phase`` says from what to what |
 | drop | compute | a failed pass was forgotten |
 """
 

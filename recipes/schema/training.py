@@ -116,6 +116,7 @@ class TrainConfig:
         None, "[first, last): steps recorded by the profiler into the run folder"
     )
     trace: bool = described(False, "write the engine's event log of the profiled steps (or of the first three)")
+    check_schedule: bool = described(False, "check after every step that the engine's order of work was right")
 
 
 @dataclass

@@ -103,6 +103,29 @@ def test_reduce_scatter_of_every_dtype_and_odd_sizes(ranks: Pools, name: str, si
     ranks(size).run(_reduces, name)
 
 
+def _averages(rank: Rank, name: str) -> None:
+    world, divisor = rank.world_size, 2.5
+    with wire_on(rank, name) as wire:
+        for dtype in (torch.float32, torch.bfloat16):
+            for numel in (1, 1000, 100_001):  # whole to every peer, or in parts; one piece of the cache, or several
+                sources = [values(peer, numel * world, dtype) for peer in range(world)]
+                summed = sum_in_order(sources)
+                full = wire.empty(numel * world, dtype, BufferRole.GRAD_FULL).copy_(sources[rank.rank])
+                shard = torch.empty(numel, dtype=dtype)
+                wire.reduce_scatter(shard, full, LABEL, divisor).wait()
+                check_sum(name, shard, summed[rank.rank * numel : (rank.rank + 1) * numel] / divisor)
+                for tensor in (sources[rank.rank].clone(), full.copy_(sources[rank.rank])):
+                    work = wire.all_reduce(tensor, LABEL, "sum", divisor)
+                    work.wait()
+                    work.wait()  # divides once
+                    check_sum(name, tensor, summed / divisor)
+
+
+@pytest.mark.parametrize(("name", "size"), ON)
+def test_reductions_divide_once(ranks: Pools, name: str, size: int) -> None:
+    ranks(size).run(_averages, name)
+
+
 def test_sums_have_the_same_bits_on_every_run_and_on_both_cpu_wires(ranks: Pools) -> None:
     first, again = (ranks(3).run(_reduces, "shared_memory") for _ in range(2))
     assert first == again == ranks(3).run(_reduces, "gloo_p2p")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -199,6 +200,56 @@ def _forward_method(rank: Rank, options: dict[str, Any]) -> str:
     )
     assert is_idle(pair.sharded)
     return message
+
+
+def _pointwise_outside(rank: Rank) -> list[str]:
+    """A parameter of the root, used by a method that is no forward of a unit."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.gain = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * self.gain
+
+    model = fsdp_core.fully_shard(Scaled())
+    gain = model.gain
+    messages = []
+    for use in (lambda: torch.ones(2, 3) * gain, lambda: torch.where(torch.ones(2, 1) > 0, gain, 0.0)):
+        with pytest.raises(fsdp_core.errors.StateError) as raised:
+            use()
+        messages.append(str(raised.value))
+    doubled = gain.detach() * torch.tensor([1.0, 2.0, 3.0])  # of the parameter's own shape: its part is here
+    assert doubled.sum().item() == 6.0
+    return messages
+
+
+def test_a_parameter_that_meets_a_batch_outside_its_unit_is_named(ranks: Pools) -> None:
+    for messages in ranks(2).run(_pointwise_outside):
+        assert len(messages) == 2 and all("gain" in message for message in messages)
+
+
+def _unused(rank: Rank) -> None:
+    """One parameter and one unit that nobody uses."""
+
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle_unit, self.idle = nn.Linear(4, 3), nn.Linear(4, 4), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    model = Partly()
+    fsdp_core.fully_shard(model, units=[model.idle_unit])
+    model(torch.ones(2, 4)).sum().backward()
+    assert model.idle.grad is not None and model.idle.grad.abs().sum().item() == 0
+    assert model.idle_unit.weight.grad is None
+
+
+def test_unused_parameters_have_zero_gradients_and_unused_units_none(ranks: Pools) -> None:
+    ranks(2).run(_unused)
 
 
 @every_variant

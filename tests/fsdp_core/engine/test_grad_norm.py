@@ -40,12 +40,12 @@ def test_norm_and_clipped_gradients_in_every_dtype(ranks: Pools, dtype: torch.dt
 
 
 def _not_a_number(rank: Rank, wire: str, where: int) -> tuple[float, bool]:
-    model = fsdp_core.fully_shard(nn.Linear(4, 4, bias=False), wire=wire)
+    model = fsdp_core.FullyShardedDataParallel(nn.Linear(4, 4, bias=False), wire=wire)
     model(torch.ones(1, 4)).sum().backward()
     if rank.rank == where:
         model.weight.grad.local[0] = math.nan
     try:
-        norm = fsdp_core.clip_grad_norm_(model, 1.0, math.inf, error_if_nonfinite=True)
+        norm = model.clip_grad_norm_(1.0, math.inf, error_if_nonfinite=True)
     except NumericsError:
         return 0.0, True
     return norm.item(), False

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import fsdp_core
 from fsdp_core.layout.unit_policy import regroup_by_order
-from fsdp_core.runtime.find import contexts_in
 from tests.fsdp_core.behaviours.variants import every_variant
 from tests.fsdp_core.engine.test_parity import Block, Net
 from tests.support.parity import Pair, batches_for, is_idle, mean_square
@@ -150,27 +149,27 @@ def _traffic(rank: Rank, factor: int, raf: bool, wire: str, low: bool) -> tuple[
         mixed_precision=policy,
         ranks_per_host=2,
     )
-    groups = contexts_in(model)[0].root.groups
     batch = batches_for(rank.world_size, 3, 3)[rank.rank]
     mean_square(model, batch).backward()
-    for one in {groups.shard, groups.replicate}:
-        one.counter.reset()
+    before = fsdp_core.bytes_sent(model)
     mean_square(model, batch).backward()
-    counted: dict[str, int] = {}
-    for one in {groups.shard, groups.replicate}:
-        for kind in ("all_gather", "reduce_scatter", "all_reduce"):
-            counter = one.counter
-            counted[kind] = counted.get(kind, 0) + counter.intra_host_bytes.get(kind, 0)
-            counted[kind] += counter.cross_host_bytes.get(kind, 0)
+    after = fsdp_core.bytes_sent(model)
+    kinds = ("all_gather", "reduce_scatter", "all_reduce")
+    counted = {
+        kind: after[kind].nbytes - (before[kind].nbytes if kind in before else 0) if kind in after else 0
+        for kind in kinds
+    }
     units = fsdp_core.describe(model).units
     shard = {unit.name: sum(flat.shard_numel for flat in unit.flat_parameters) for unit in units}
     everything, replicas = sum(shard.values()), rank.world_size // factor
-    again = sum(shard[f"blocks.{i}"] for i in range(2)) if raf else 0  # root and last unit are gathered once
+    is_read_in_place = wire == "shared_memory" and factor > 1  # nothing to free, nothing to gather again
+    again = sum(shard[f"blocks.{i}"] for i in range(2)) if raf and not is_read_in_place else 0  # not root, last unit
     itemsize = 2 if low else 4
+    copies_sent = 2 * (replicas - 1) / replicas if wire == "collectives" else replicas - 1  # small ones go whole
     law = {
         "all_gather": (factor - 1) * (everything + again) * itemsize,
         "reduce_scatter": (factor - 1) * everything * 4,
-        "all_reduce": sum(round(2 * (replicas - 1) / replicas * numel * 4) for numel in shard.values()),
+        "all_reduce": sum(round(copies_sent * numel * 4) for numel in shard.values()),
     }
     return counted, law
 
@@ -181,6 +180,28 @@ def _traffic(rank: Rank, factor: int, raf: bool, wire: str, low: bool) -> tuple[
 def test_bytes_sent_follow_the_law(ranks: Pools, factor: int, raf: bool, low: bool) -> None:
     for counted, law in ranks(4).run(_traffic, factor, raf, "collectives", low):
         assert counted == law
+
+
+@pytest.mark.parametrize("raf", [True, False], ids=["raf", "nraf"])
+@pytest.mark.parametrize("factor", [1, 2, 4])
+@pytest.mark.parametrize("wire", ["gloo_p2p", "shared_memory"])
+def test_bytes_sent_follow_the_law_on_the_cpu_wires(ranks: Pools, wire: str, factor: int, raf: bool) -> None:
+    for counted, law in ranks(4).run(_traffic, factor, raf, wire, factor == 2):
+        assert counted == law
+
+
+def _by_host(rank: Rank) -> tuple[int, int]:
+    """Hybrid, one copy per host: bytes within and across hosts."""
+    model = fsdp_core.fully_shard(Net(), sharding_factor=2, wire="gloo_p2p", ranks_per_host=2)
+    mean_square(model, batches_for(4, 3, 3)[rank.rank]).backward()
+    sent = fsdp_core.bytes_sent(model)
+    assert sent["all_reduce"].num_calls >= 1
+    return sent["all_gather"].cross_host_bytes, sent["all_reduce"].cross_host_bytes
+
+
+def test_hybrid_gathers_stay_inside_a_host(ranks: Pools) -> None:
+    for gathered, reduced in ranks(4).run(_by_host):
+        assert gathered == 0 < reduced
 
 
 # checkpoints ----------------------------------------------------------------------------------------------------------

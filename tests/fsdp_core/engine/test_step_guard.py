@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import fsdp_core
@@ -46,6 +47,27 @@ def _step_after_a_forward(rank: Rank, wire: str, is_flat: bool) -> float:
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_forward_without_backward_before_the_step(ranks: Pools, wire: str, is_flat: bool) -> None:
     assert max(ranks(2).run(_step_after_a_forward, wire, is_flat, timeout_s=120.0)) < 1e-5
+
+
+def _write_between_forwards(rank: Rank, wire: str) -> float:
+    """Parameters changed by hand after a forward that no backward followed: the next one waits for all ranks."""
+    model = _model()
+    plain = copy.deepcopy(model)
+    fsdp_core.fully_shard(model, units=[nn.Linear], wire=wire)
+    batch = torch.randn(8, 64)
+    model(batch)
+    dist.barrier()  # everybody has read the old weights
+    if rank.rank == 1:
+        time.sleep(LAG_S)
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *plain.parameters()):
+            parameter.mul_(2.0)
+    return (model(batch) - plain(batch)).abs().max().item()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_parameters_written_between_forwards(ranks: Pools, wire: str) -> None:
+    assert max(ranks(2).run(_write_between_forwards, wire, timeout_s=120.0)) < 1e-4
 
 
 def _step_in_a_hook(rank: Rank, wire: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fsdp_core
 from recipes.recompute import checkpoint_units
 from recipes.schema.training import EarlyStopConfig
 from recipes.seeds import derived_seed, seed_training
@@ -198,6 +199,16 @@ def test_profiler_and_trace_windows_leave_their_files(tmp_path: Path):
     events = [json.loads(text) for text in (tmp_path / "trace" / "rank0.jsonl").read_text().splitlines()]
     assert {event["step"] for event in events} == {2, 3}
     assert {"gather", "free", "forward", "backward_end"} <= {event["kind"] for event in events}
+
+
+def test_the_schedule_of_every_step_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checked: list[int] = []
+    monkeypatch.setattr(fsdp_core, "verify_schedule", lambda model, log: checked.append(len(log.events)))
+    config = small_recipe("gpt", train__steps=4, train__check_schedule=True)
+    config.data.cache_dir = str(tmp_path / "cache")
+    run(config, context_of(None, tmp_path))
+    assert len(checked) == 4 and min(checked) > 10
+    assert not (tmp_path / "trace").exists()
 
 
 def test_ranks_drop_different_activations_and_the_same_in_a_rerun():
