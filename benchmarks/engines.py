@@ -1,7 +1,7 @@
 """Step time, processor time, memory and bytes of the engine beside its peers, on one machine's CPU.
 
     python benchmarks/engines.py                        # all cases: about an hour on two cores; nothing else may run
-    python benchmarks/engines.py --cases gpt-w2-raf-fp32 --rounds 5
+    python benchmarks/engines.py --cases gpt-w2-raf-fp32 --rounds 5     # joins what was measured earlier today
     python benchmarks/engines.py --smoke                # tiny models, seconds: does everything still run?
 
 Contestants of a case stay alive together and take turns: in each round every one runs a block of steps, in an order
@@ -17,10 +17,20 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from engine_bench.cases import Case, cases, contestants
 from engine_bench.fleet import ContestantFailed, Fleet, PeakMemory, loopback_bytes, proportional_set_size
-from engine_bench.report import Measured, as_data, case_table, conditions, picture, write
+from engine_bench.report import (
+    CaseResult,
+    Measured,
+    as_data,
+    case_table,
+    conditions,
+    picture,
+    stored_cases,
+    write,
+)
 
 MB = 1e6
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -34,19 +44,27 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no such case; there are {', '.join(case.name for case in cases(size))}", file=sys.stderr)
         return 2
     facts = conditions()
-    results: dict[str, dict[str, Measured]] = {}
-    tables = []
+    stem = "engines-smoke" if options.smoke else "engines"
+    results = stored_cases(options.out, stem, facts)
     for case in chosen:
         names = [name for name in contestants(case) if not options.engines or name in options.engines]
-        results[case.name] = measure(case, names, rounds=options.rounds, steps=options.steps, warm_up=options.warm_up)
-        tables.append(case_table(case, results[case.name]))
-        print(tables[-1], end="\n\n", flush=True)
-    stem = "engines-smoke" if options.smoke else "engines"
-    written = write(options.out, stem, facts, "\n\n".join(tables), {"cases": as_data(results)})
-    image = written[0].with_suffix(".png")
-    picture(image, results)
-    print("written:", *[path.name for path in (*written, image) if path.exists()])
+        settings = {"rounds": options.rounds, "steps": options.steps, "warm_up": options.warm_up}
+        results[case.name] = CaseResult(measure(case, names, **settings), settings | {"started": facts["date"]})
+        print(case_table(case, results[case.name].rows), end="\n\n", flush=True)
+        paths = save(options.out, stem, facts, [one for one in cases(size) if one.name in results], results)
+    print("written:", *[path.name for path in paths if path.exists()])
     return 0
+
+
+def save(
+    folder: Path, stem: str, facts: dict[str, Any], shown: list[Case], results: dict[str, CaseResult]
+) -> list[Path]:
+    """Tables, JSON and picture of everything measured so far, so that a run that is stopped keeps its cases."""
+    tables = [case_table(case, results[case.name].rows) + f"\n\n{results[case.name].note}" for case in shown]
+    written = write(folder, stem, facts, "\n\n".join(tables), {"cases": as_data(results)})
+    image = written[0].with_suffix(".png")
+    picture(image, {case.name: results[case.name].rows for case in shown})
+    return [*written, image]
 
 
 def measure(case: Case, names: list[str], *, rounds: int, steps: int, warm_up: int) -> dict[str, Measured]:

@@ -4,7 +4,8 @@
     python benchmarks/wires.py --smoke     # seconds: does everything still run?
 
 Sizes are of the full tensor (fp32). Wires take turns at every size, so that drift of the machine meets all of them.
-A row "without labels" is the same wire with the check taken out. ``shared_memory view`` gathers without a copy.
+A row "without labels" is the same wire with the check taken out; on ``collectives`` the check is the ``quiesce``, once
+a step. ``shared_memory view`` gathers without a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WIRES = (
     "shared_memory without labels",
     "shared_memory view",
 )
-PRIMITIVES = ("all_gather", "reduce_scatter", "all_reduce")
+PRIMITIVES = ("all_gather", "reduce_scatter", "all_reduce", "quiesce")
 LABELLED = ("gloo_p2p", "shared_memory")
 
 Times = dict[str, list[float]]  # "wire primitive bytes" -> seconds of the slowest rank, one entry per repeat
@@ -57,6 +58,8 @@ def measure(world_size: int, sizes: list[int], rounds: int) -> Times:
                     for name, fleet in fleets.items():
                         if name == "shared_memory view" and primitive != "all_gather":
                             continue
+                        if primitive == "quiesce" and nbytes != sizes[0]:  # moves no data
+                            continue
                         ranks = fleet.ask((primitive, numel, 3))
                         slowest = [max(repeat) for repeat in zip(*ranks, strict=True)]
                         times.setdefault(f"{name} {primitive} {nbytes}", []).extend(slowest)
@@ -80,7 +83,7 @@ def table(times: Times, world_size: int, sizes: list[int]) -> str:
     lines += ["| wire | primitive | " + " | ".join(f"{nbytes / 1024:.0f} KB" for nbytes in sizes) + " |"]
     lines += ["|---|---|" + "---|" * len(sizes)]
     for name in LABELLED:
-        for primitive in PRIMITIVES:
+        for primitive in PRIMITIVES[:3]:
             ratios = [
                 paired_ratio(times[f"{name} {primitive} {n}"], times[f"{name} without labels {primitive} {n}"])
                 for n in sizes

@@ -156,8 +156,34 @@ def write(folder: Path, stem: str, facts: Mapping[str, Any], body: str, data: Ma
     return [markdown, raw]
 
 
-def as_data(results: Mapping[str, Mapping[str, Measured]]) -> dict[str, Any]:
-    return {case: {name: asdict(one) for name, one in rows.items()} for case, rows in results.items()}
+@dataclass(frozen=True)
+class CaseResult:
+    """One case as it was measured: a row per contestant, and how."""
+
+    rows: dict[str, Measured]
+    settings: dict[str, Any]
+
+    @property
+    def note(self) -> str:
+        return "Measured with " + ", ".join(f"{key} {value}" for key, value in self.settings.items()) + "."
+
+
+def as_data(results: Mapping[str, CaseResult]) -> dict[str, Any]:
+    return {
+        case: {"settings": one.settings, "rows": {name: asdict(row) for name, row in one.rows.items()}}
+        for case, one in results.items()
+    }
+
+
+def stored_cases(folder: Path, stem: str, facts: Mapping[str, Any]) -> dict[str, CaseResult]:
+    """What a run of the same day has left."""
+    path = folder / f"{facts['date'][:10]}-{stem}.json"
+    if not path.exists():
+        return {}
+    return {
+        case: CaseResult({name: Measured(**row) for name, row in one["rows"].items()}, one["settings"])
+        for case, one in json.loads(path.read_text())["cases"].items()
+    }
 
 
 def picture(path: Path, results: Mapping[str, Mapping[str, Measured]]) -> None:

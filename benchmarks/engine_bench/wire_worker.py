@@ -98,6 +98,8 @@ def calls(wire: Wire, primitive: str, numel: int) -> Callable[[Label], None]:
         source = wire.empty(numel * world, torch.float32, BufferRole.GRAD_FULL).zero_()
         part = wire.empty(numel, torch.float32, BufferRole.GRAD_SHARD)
         return lambda label: wire.reduce_scatter(part, source, label).wait()
+    if primitive == "quiesce":
+        return lambda label: wire.quiesce()
     tensor = wire.empty(numel * world, torch.float32, BufferRole.GRAD_SHARD).zero_()
     return lambda label: wire.all_reduce(tensor, label).wait()
 

@@ -77,6 +77,7 @@ def build_groups(
     device: torch.device,
     ranks_per_host: int | None = None,
     expected_bytes: int = 0,
+    gradient_bytes: int = 0,
 ) -> Groups:
     """Collective over all ranks that take part. Without torch.distributed: one rank on its own."""
     if isinstance(process_group, RankStandIn):
@@ -89,7 +90,9 @@ def build_groups(
             )
         return _single_rank(build_rank_table([0], sharding_factor), 0, device)
     if mesh is not None:
-        return _from_mesh(mesh, process_group, sharding_factor, wire, device, ranks_per_host, expected_bytes)
+        return _from_mesh(
+            mesh, process_group, sharding_factor, wire, device, ranks_per_host, expected_bytes, gradient_bytes
+        )
     parent = process_group if process_group is not None else dist.group.WORLD
     ranks = dist.get_process_group_ranks(parent)
     table = build_rank_table(ranks, sharding_factor)
@@ -97,7 +100,7 @@ def build_groups(
     if len(ranks) == 1:
         return _single_rank(table, rank, device)
     subgroups = _subgroups(parent, table, rank, device, [parent])
-    return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes)
+    return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes, gradient_bytes)
 
 
 def _from_mesh(
@@ -108,6 +111,7 @@ def _from_mesh(
     device: torch.device,
     ranks_per_host: int | None,
     expected_bytes: int,
+    gradient_bytes: int,
 ) -> Groups:
     """A 1-D mesh is the sharding group; a 2-D mesh is (replicate, shard). Other axes belong to others."""
     if process_group is not None:
@@ -134,7 +138,7 @@ def _from_mesh(
         return _single_rank(table, rank, device)
     axes = [mesh.get_group(axis) for axis in reversed(range(mesh.ndim))]
     subgroups = _subgroups(("mesh", tuple(sum(table.rows, ()))), table, rank, device, axes)
-    return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes)
+    return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes, gradient_bytes)
 
 
 def _on_paper(
@@ -208,13 +212,14 @@ def _wired(
     device: torch.device,
     ranks_per_host: int | None,
     expected_bytes: int,
+    gradient_bytes: int,
 ) -> Groups:
     everyone = tuple(sum(table.rows, ()))
     wires: dict[tuple[int, ...], Wire] = {}
     messages: list[str] = []
     for ranks, nbytes in (
         (table.shard_group(rank), expected_bytes),
-        (table.replicate_group(rank), 0),
+        (table.replicate_group(rank), gradient_bytes),
         (everyone, 0),
     ):
         if ranks in wires:

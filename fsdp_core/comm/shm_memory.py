@@ -249,7 +249,7 @@ class Home:
 class PeerHome:
     """A peer's home, mapped block by block as its entries name them."""
 
-    MAX_BLOCKS = 64
+    MAX_BLOCKS = 1024  # a mapping costs its pages' entries only; with F = 1 every unit's gradient is a block
 
     def __init__(self, file: SharedFile) -> None:
         self._file = file

@@ -22,9 +22,9 @@ stream and read on the reduce stream.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,15 @@ class Resources:
         return copied
 
 
+@dataclass(eq=False)
+class Collection:
+    """Gradients of one node that were put into a source ahead of the others."""
+
+    node: Any
+    source: Buffer
+    indices: set[int] = field(default_factory=set)
+
+
 class FlatParamHandle:
     """One flat parameter of a unit. A unit has one per (dtype, trainable at wrap time, compute dtype)."""
 
@@ -117,6 +126,7 @@ class FlatParamHandle:
         self._work: Work = _NO_WORK
         self._gathered: Event = HAPPENED
         self._unwritten: dict[int, Tensor] = {}
+        self._collection: Collection | None = None
         view = None if self.is_offloaded else self.wire.full_view(self.sharded, self.dtypes.compute)
         self.fixed_full: Buffer | None = None if view is None else Buffer(view)
 
@@ -278,8 +288,48 @@ class FlatParamHandle:
         if not self.gradient.owns(buffer):
             self.resources.pool.release(self._first_wire, buffer, BufferRole.GRAD_FULL)
 
-    def fill_gradients(self, buffer: Buffer, grads: dict[int, Tensor], *, add: bool) -> None:
-        """Copy (or add) unsharded gradients, by segment index, into a gradient source; absent ones are zeros."""
+    def collect(self, node: Any, index: int, grad: Tensor) -> bool:
+        """Put one gradient of ``node`` where the others of its unit will follow (``collected``). False if it cannot
+        be put there, or another node is at it."""
+        if self._collection is None:
+            self._collection = Collection(node, self.acquire_gradient_source(becomes_gradient=True))
+        collection = self._collection
+        if collection.node is not node or grad.layout != torch.strided:
+            return False
+        view = collection.source.cached(("full", self.views_key), self._make_views)[index]
+        if index in collection.indices:
+            view.add_(grad)
+        else:
+            view.copy_(grad)
+            collection.indices.add(index)
+        return True
+
+    def collected(self, node: Any, grads: dict[int, Tensor]) -> Buffer:
+        """All gradients of ``node``: what was put there before, and ``grads``, by segment index."""
+        collection = self._collection
+        if collection is None or collection.node is not node:
+            source = self.acquire_gradient_source(becomes_gradient=True)
+            self.fill_gradients(source, grads, add=False)
+            return source
+        self._collection = None
+        twice = {index: grads.pop(index) for index in list(grads) if index in collection.indices}
+        self.fill_gradients(collection.source, grads, add=False, kept=collection.indices)
+        self.fill_gradients(collection.source, twice, add=True)
+        return collection.source
+
+    def drop_collection(self) -> None:
+        """A backward failed."""
+        collection, self._collection = self._collection, None
+        if collection is not None:
+            if self.gradient.owns(collection.source):
+                self.gradient.drop_target()
+            self.release_gradient_source(collection.source)
+
+    def fill_gradients(
+        self, buffer: Buffer, grads: dict[int, Tensor], *, add: bool, kept: Set[int] = frozenset()
+    ) -> None:
+        """Copy (or add) unsharded gradients, by segment index, into a gradient source; absent ones are zeros, but
+        for those ``kept``."""
         views = buffer.cached(("full", self.views_key), self._make_views)
         present = list(grads)
         targets = [views[index] for index in present]
@@ -289,7 +339,7 @@ class FlatParamHandle:
             return
         if len(present) < len(views):
             for index, view in enumerate(views):
-                if index not in grads:
+                if index not in grads and index not in kept:
                     view.zero_()
         if self.layout.padding_numel:
             buffer.tensor[self.layout.numel :].zero_()

@@ -40,6 +40,8 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
         device=device,
         ranks_per_host=options.ranks_per_host,
         expected_bytes=_shared_bytes(plan, options),
+        gradient_bytes=sum(p.tensor.nbytes for unit in plan.units for p in unit.parameters)
+        // (options.sharding_factor or 1),
     )
     check_structure(plan, groups)
     materialize_rest(root, (p.tensor for planned in plan.units for p in planned.parameters), device)

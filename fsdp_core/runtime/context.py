@@ -191,7 +191,7 @@ class Context:
     def forget_failed_pass(self) -> None:
         """A forward or backward raised: take everything back to where a pass begins."""
         self.record("drop")
-        self.reducer.drop()
+        self._drop_reductions()
         self.tasks = BackwardTasks()
         for unit in self.units:
             if unit.calls:
@@ -200,6 +200,11 @@ class Context:
             unit.num_saved = 0
         self.current.num_open = 0
         self.saved_tensor_hooks = SavedTensorHooks()
+
+    def _drop_reductions(self) -> None:
+        self.reducer.drop()
+        for _, handle in self.each_handle():
+            handle.drop_collection()
 
     def _end_outermost_forward(self, has_failed: bool) -> None:
         """Keep the last unit for backward, free the others; without a backward to come, free all."""
@@ -318,7 +323,7 @@ class Context:
         if task in self.tasks.callbacks:
             return
         if self.tasks.forget_failed():
-            self.reducer.drop()
+            self._drop_reductions()
         if not self.tasks.callbacks:
             self._in_backward.clear()
         callback = _EndOfBackward(self, task)

@@ -4,6 +4,10 @@ The node is made when a forward enters the unit, so that its sequence number is 
 in the unit: autograd runs it after all of them, when the unit's gradients are complete. Its outputs are saved as
 plain indices by a pair of saved-tensor hooks of its own: ``node.saved_tensors`` then yields fresh tensors on the
 same edges, which is how a unit called twice in one forward reduces once.
+
+Behind the output of a large parameter stands a node of its own (``EarlyNode``), which autograd runs as soon as that
+gradient is complete, ahead of everything else: it moves the gradient to where the unit's gradients are collected,
+while it is still in the cache, and autograd's own copy goes at once instead of at the end of the unit's backward.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+_FIRST = 2**63 - 1  # autograd runs the ready node of the highest number; its own accumulation nodes have 2**64 - 1
 
 
 class GatherNode(torch.autograd.Function):
@@ -48,6 +53,31 @@ def make_node(unit: Unit, full_tensors: list[Tensor], sharded: Sequence[Tensor])
     finally:
         _pop_hooks()
     return outputs, outputs[0].grad_fn
+
+
+class EarlyNode(torch.autograd.Function):
+    """``apply(unit, position, output)``: ``output`` itself, under a version counter of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, unit: Unit, position: int, output: Tensor) -> Tensor:
+        ctx.unit, ctx.position = unit, position
+        ctx.set_materialize_grads(False)
+        return output.data
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, Tensor | None]:
+        if grad is None:
+            return None, None, None
+        node, _ = ctx.next_functions[0]
+        return None, None, ctx.unit.early_gradient(node, ctx.position, grad)
+
+
+def collect_early(unit: Unit, position: int, output: Tensor) -> Tensor:
+    """``output`` of the unit's node, behind an ``EarlyNode``."""
+    made: Tensor = EarlyNode.apply(unit, position, output)
+    assert made.grad_fn is not None
+    made.grad_fn._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
+    return made
 
 
 def tensors_of_node(node: Any) -> tuple[Tensor, ...] | None:

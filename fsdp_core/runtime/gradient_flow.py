@@ -51,10 +51,22 @@ def take_gradients(context: Context, unit: Unit, node: Any, grads: Gradients) ->
     for handle, _, _ in unit.grads_by_handle(node.positions, grads):  # every handle reduces, on every rank
         present, active = taking.get(id(handle), ({}, []))
         if context.sync_gradients:
-            start_reduction(context, unit, handle, present, active)
+            start_reduction(context, unit, handle, present, active, node=node)
         else:
             _add_unsynced(context, unit, handle, present, active)
     return (None,) * len(grads)
+
+
+def collect_now(context: Context, handle: FlatParamHandle, node: Any, index: int, grad: Tensor) -> bool:
+    """Copy one complete gradient into its unit's source ahead of the others; false if it has to wait for them.
+
+    Nothing is waited for, so that the order of collectives is what it would be without this.
+    """
+    if torch.is_grad_enabled() or not context.sync_gradients or handle.unsynced is not None:
+        return False
+    position = handle.unit.position_of(handle.params[index])
+    edge = node.next_functions[node.positions.index(position)]
+    return _wants(edge[0]) == "accumulate" and handle.collect(node, index, grad)
 
 
 def _wants(accumulate_node: Any) -> str:
@@ -76,6 +88,7 @@ def start_reduction(
     present: dict[int, Tensor],
     active: Iterable[int],
     phase: str = "",
+    node: Any = None,
 ) -> None:
     """Fill a source (on top of what was summed without communication) and send it on its way."""
     with labelled("reduce", unit.name):
@@ -83,8 +96,7 @@ def start_reduction(
         context.about_to("room", unit)
         if handle.unsynced is None:
             context.reducer.make_room()
-            source = handle.acquire_gradient_source(becomes_gradient=True)
-            handle.fill_gradients(source, present, add=False)
+            source = handle.collected(node, present)
         else:
             source, handle.unsynced = handle.unsynced, None
             active = sorted({*active, *handle.gradient.marked})

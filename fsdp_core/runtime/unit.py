@@ -24,7 +24,8 @@ from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 from fsdp_core.numerics.mixed_precision import cast_floating
 from fsdp_core.policy import MixedPrecision
-from fsdp_core.runtime.gather_node import make_node, tensors_of_node
+from fsdp_core.runtime.gather_node import collect_early, make_node, tensors_of_node
+from fsdp_core.runtime.gradient_flow import collect_now
 from fsdp_core.runtime.names import join, unit_title
 from fsdp_core.runtime.recurrent import forget_weights
 from fsdp_core.runtime.saved_weights import SavedWeight
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fsdp_core.comm.groups import Groups
     from fsdp_core.runtime.context import Context
 
+EARLY_NUMEL = 1 << 18  # gradients of parameters from here on are collected one by one
 _PHASES = ("forward", "backward", "reduce", "state")
 _current_graph_task_id = torch._C._current_graph_task_id
 
@@ -90,6 +92,8 @@ class Unit:
         self._recurrent = tuple({module: None for module in holders if isinstance(module, nn.RNNBase)})
         self._requires_grad: tuple[bool, ...] = ()
         self.trainable_positions: tuple[int, ...] = ()
+        self._early_positions: tuple[int, ...] = ()
+        self._early_numel = EARLY_NUMEL
         self._node: weakref.ref[Any] | None = None
         self._node_pass: object = None
         self._recompute_tensors: list[Tensor] | None = None
@@ -103,6 +107,7 @@ class Unit:
     def set_id(self, unit_id: int, name: str) -> None:
         """Called by the context that owns the unit: ids and names count from its root."""
         self.unit_id, self.name = unit_id, name
+        self._requires_grad = ()  # who is root may have changed, too
         for handle in self.handles:
             handle.unit_name = name
         self._labels = {phase: Label(unit_id, phase, name) for phase in _PHASES}
@@ -229,6 +234,8 @@ class Unit:
             self._node, self._node_pass = weakref.ref(node), self.context.current
         for position, output in zip(self.trainable_positions, outputs, strict=True):
             fresh[position] = output
+        for position in self._early_positions:
+            fresh[position] = collect_early(self, position, fresh[position])
         return fresh
 
     def fresh_full_tensor(self, index: int) -> Tensor:
@@ -242,6 +249,7 @@ class Unit:
         if flags != self._requires_grad:
             self._requires_grad = flags
             self.trainable_positions = tuple(i for i, needs_grad in enumerate(flags) if needs_grad)
+            self._early_positions = tuple(i for i in self.trainable_positions if self._is_collected_early(i))
         for handle in self.handles:
             for parameter, places in zip(handle.params, handle.places, strict=True):
                 for place in places:
@@ -256,6 +264,13 @@ class Unit:
                             remedy="replace parameters before sharding, or write into them inside "
                             "`with fsdp_core.full_parameters(model):`",
                         )
+
+    def _is_collected_early(self, position: int) -> bool:
+        """Large gradients; but not the root's, whose backward takes as long as the whole pass: memory to collect
+        them in would be taken all the while. With F = 1 that memory is the gradient's own, which is there anyway."""
+        handle, index = self._locations[position]
+        segment = handle.layout.segments[index]
+        return segment.numel >= self._early_numel and (not self.is_root or handle.wire.group_size == 1)
 
     def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self.calls:
@@ -329,6 +344,12 @@ class Unit:
         if self._recompute_tensors is None:
             self._recompute_tensors = self.full_tensors()
         return self._recompute_tensors[self.position_of(parameter)]
+
+    def early_gradient(self, node: Any, position: int, grad: Tensor) -> Tensor | None:
+        """The gradient of one parameter is complete: collect it now, or (``grad``) with the others of the unit."""
+        self.context.note_backward()
+        handle, index = self._locations[position]
+        return None if collect_now(self.context, handle, node, index, grad) else grad
 
     def post_backward(self, node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """All gradients of the unit are there: free the parameters, then reduce."""

@@ -14,7 +14,18 @@ sys.path.insert(0, str(ROOT / "benchmarks"))  # the benchmarks are scripts besid
 try:
     from engine_bench.cases import bars, cases, contestants
     from engine_bench.fleet import loopback_bytes, proportional_set_size
-    from engine_bench.report import Measured, case_table, paired_ratio, picture, spread, verdicts
+    from engine_bench.report import (
+        CaseResult,
+        Measured,
+        as_data,
+        case_table,
+        paired_ratio,
+        picture,
+        spread,
+        stored_cases,
+        verdicts,
+        write,
+    )
 finally:
     sys.path.remove(str(ROOT / "benchmarks"))
 
@@ -85,6 +96,14 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
+def test_what_was_measured_on_the_same_day_is_kept(tmp_path: Path) -> None:
+    facts = {"date": "2026-01-02T03:04:05+00:00"}
+    first = {"a": CaseResult({"floor": Measured([1.0], [2.0], loss=3.0)}, {"rounds": 1})}
+    write(tmp_path, "engines", facts, "", {"cases": as_data(first)})
+    assert stored_cases(tmp_path, "engines", {"date": "2026-01-02T09:00:00+00:00"}) == first
+    assert stored_cases(tmp_path, "engines", {"date": "2026-01-03T09:00:00+00:00"}) == {}
+
+
 def _run(script: str, out: Path, *arguments: str) -> str:
     command = [sys.executable, str(ROOT / "benchmarks" / script), "--smoke", "--out", str(out), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=out)
@@ -96,7 +115,7 @@ def test_engines_smoke(tmp_path: Path) -> None:
     text = _run("engines.py", tmp_path, "--cases", "gpt-w2-raf-fp32", "--engines", "floor", "ours_shared_memory")
     assert "did not run" not in text
     (raw,) = tmp_path.glob("*.json")
-    rows = json.loads(raw.read_text())["cases"]["gpt-w2-raf-fp32"]
+    rows = json.loads(raw.read_text())["cases"]["gpt-w2-raf-fp32"]["rows"]
     ours = rows["ours_shared_memory"]
     assert len(ours["step_ms"]) == len(rows["floor"]["step_ms"]) == 2
     assert ours["sent_mb"]["all_gather"] > 0
@@ -110,8 +129,8 @@ def test_engines_smoke_of_all_cases(tmp_path: Path) -> None:
     """Equal losses say that all contestants do the same work."""
     _run("engines.py", tmp_path)
     (raw,) = tmp_path.glob("*.json")
-    for case, rows in json.loads(raw.read_text())["cases"].items():
-        ran = {name: row for name, row in rows.items() if not row["problem"]}
+    for case, measured in json.loads(raw.read_text())["cases"].items():
+        ran = {name: row for name, row in measured["rows"].items() if not row["problem"]}
         assert {"floor", "ddp", "fsdp1", "ours_shared_memory", "ours_gloo_p2p", "ours_collectives"} <= set(ran), case
         losses = [row["loss"] for name, row in ran.items() if name != "floor"]
         assert max(losses) - min(losses) < 2e-2, (case, losses)

@@ -8,8 +8,10 @@ parameters after the step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 import fsdp_core
 from fsdp_core.comm.wire import Label
 from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.runtime import unit
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -34,12 +37,22 @@ def whole(value: Tensor) -> Tensor:
     return total.to(value.local.dtype).as_strided(spec.shape, spec.stride)
 
 
+@contextmanager
+def early_gradients(is_on: bool = True) -> Iterator[None]:
+    """Models sharded in this block collect every gradient as soon as it is complete, not just large ones."""
+    with mock.patch.object(unit, "EARLY_NUMEL", 0 if is_on else unit.EARLY_NUMEL):
+        yield
+
+
 class Pair:
     """A sharded model and its plain reference."""
 
-    def __init__(self, model: nn.Module, *, lr: float = 0.5, optimizer: Any = None, **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, *, lr: float = 0.5, optimizer: Any = None, is_early: bool = False, **options: Any
+    ) -> None:
         self.plain = copy.deepcopy(model)
-        self.sharded = fsdp_core.fully_shard(model, **options)
+        with early_gradients(is_early):
+            self.sharded = fsdp_core.fully_shard(model, **options)
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=lr))
         self.plain_optimizer = make(self.plain.parameters())
         self.optimizer = make(self.sharded.parameters())

@@ -66,6 +66,8 @@ def test_parity_of_every_factor(ranks: Pools, world_size: int, factor: int, raf:
         {"rate_limit": RateLimit(3)},
         {"rate_limit": RateLimit(kind="unlimited")},
         {"cpu_offload": True},
+        {"is_early": True},
+        {"is_early": True, "sharding_factor": 1},
     ],
     ids=lambda options: "-".join(f"{k}" for k in options),
 )

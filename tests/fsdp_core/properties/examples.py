@@ -24,6 +24,7 @@ class Settings:
     cpu_offload: bool = False
     precision: str = ""
     is_wrapped: bool = False
+    is_early: bool = False  # collect every gradient as soon as it is complete, not just large ones
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def settings_for(world_size: int) -> st.SearchStrategy[Settings]:
         cpu_offload=st.sampled_from([False, False, False, True]),
         precision=st.sampled_from(["", "", "compute", "reduce"]),
         is_wrapped=st.booleans(),
+        is_early=st.booleans(),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fsdp_core
 from tests.fsdp_core.properties.examples import Example, Settings, Step, compute_dtype
 from tests.fsdp_core.properties.trees import Whose, build
-from tests.support.parity import is_idle, whole
+from tests.support.parity import early_gradients, is_idle, whole
 from tests.support.ranks import Rank
 
 BATCH = 3  # rows
@@ -56,11 +56,9 @@ class Training:
         self.plain, self.model = build(example.tree), build(example.tree)
         options = engine_options(example.settings)
         units = self.model.chosen
-        self.sharded: nn.Module
-        if example.settings.is_wrapped:
-            self.sharded = fsdp_core.FullyShardedDataParallel(self.model, units=units, **options)
-        else:
-            self.sharded = fsdp_core.fully_shard(self.model, units=units, **options)
+        front = fsdp_core.FullyShardedDataParallel if example.settings.is_wrapped else fsdp_core.fully_shard
+        with early_gradients(example.settings.is_early):
+            self.sharded: nn.Module = front(self.model, units=units, **options)
         trained = [p for p in self.plain.parameters() if p.is_floating_point()]
         self.plain_optimizer = _optimizer(example, trained)
         named = [p for p in self.sharded.parameters() if p.is_floating_point()]

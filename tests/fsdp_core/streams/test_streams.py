@@ -18,6 +18,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "nraf": {"reshard_after_forward": False},
     "f1": {"sharding_factor": 1},
+    "early": {"is_early": True},
+    "early_f1": {"is_early": True, "sharding_factor": 1},
     "forward_prefetch": {"forward_prefetch": True},
     "limit1": {"rate_limit": RateLimit(1)},
     "limit3": {"rate_limit": RateLimit(3), "forward_prefetch": True},
