@@ -79,7 +79,10 @@ def build_groups(
     expected_bytes: int = 0,
     gradient_bytes: int = 0,
 ) -> Groups:
-    """Collective over all ranks that take part. Without torch.distributed: one rank on its own."""
+    """Collective over all ranks that take part. Without torch.distributed: one rank on its own.
+
+    expected_bytes, gradient_bytes: what this rank will ask for of its sharding and of its replication wire, about.
+    """
     if isinstance(process_group, RankStandIn):
         return _on_paper(process_group, sharding_factor, device, ranks_per_host)
     if not dist.is_available() or not dist.is_initialized():
