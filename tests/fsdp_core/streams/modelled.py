@@ -234,7 +234,7 @@ def modelled_device(lag: str, seed: int = 0) -> Iterator[Device]:
         return sharded
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(build, "streams_for", return_value=ModelStreams(device)))
+        stack.enter_context(mock.patch.object(build, "streams_of", return_value=ModelStreams(device)))
         stack.enter_context(mock.patch.object(memory, "Buffer", TrackedBuffer))
         stack.enter_context(mock.patch.object(shard_gradient, "Buffer", TrackedBuffer))
         stack.enter_context(mock.patch.object(FlatParamHandle, "_allocate_sharded", allocate_sharded))
