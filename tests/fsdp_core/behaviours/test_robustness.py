@@ -43,7 +43,7 @@ def _each_its_own_unit(rank: Rank, options: dict[str, Any]) -> str:
     return message_of(step, MismatchError)
 
 
-@pytest.mark.parametrize("raf", [True, False], ids=["raf", "nraf"])
+@pytest.mark.parametrize("raf", [True, pytest.param(False, marks=pytest.mark.full)], ids=["raf", "nraf"])
 @pytest.mark.parametrize("wire", ["collectives", "gloo_p2p", "shared_memory"])
 def test_b09_each_rank_uses_a_unit_of_its_own(ranks: Pools, wire: str, raf: bool) -> None:
     outcomes = ranks(2).outcomes(_each_its_own_unit, {"wire": wire, "reshard_after_forward": raf})
