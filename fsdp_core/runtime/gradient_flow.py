@@ -57,16 +57,15 @@ def take_gradients(context: Context, unit: Unit, node: Any, grads: Gradients) ->
     return (None,) * len(grads)
 
 
-def collect_now(context: Context, handle: FlatParamHandle, node: Any, index: int, grad: Tensor) -> bool:
+def collect_now(context: Context, handle: FlatParamHandle, index: int, node: Any, position: int, grad: Tensor) -> bool:
     """Copy one complete gradient into its unit's source ahead of the others; false if it has to wait for them.
 
     Nothing is waited for, so that the order of collectives is what it would be without this.
     """
     if torch.is_grad_enabled() or not context.sync_gradients or handle.unsynced is not None:
         return False
-    position = handle.unit.position_of(handle.params[index])
-    edge = node.next_functions[node.positions.index(position)]
-    return _wants(edge[0]) == "accumulate" and handle.collect(node, index, grad)
+    accumulate_node, _ = node.next_functions[node.positions.index(position)]
+    return _wants(accumulate_node) == "accumulate" and handle.collect(node, index, grad)
 
 
 def _wants(accumulate_node: Any) -> str:

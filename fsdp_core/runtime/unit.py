@@ -349,7 +349,7 @@ class Unit:
         """The gradient of one parameter is complete: collect it now, or (``grad``) with the others of the unit."""
         self.context.note_backward()
         handle, index = self._locations[position]
-        return None if collect_now(self.context, handle, node, index, grad) else grad
+        return None if collect_now(self.context, handle, index, node, position, grad) else grad
 
     def post_backward(self, node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """All gradients of the unit are there: free the parameters, then reduce."""
