@@ -71,7 +71,10 @@ def _order(factor: int) -> list[str]:
         order.append(handle.params[index].spec.fqn)
         return collect(handle, node, index, grad)
 
-    model[0][0].register_forward_hook(lambda *a: a[-1].register_hook(lambda grad: order.append("between")))
+    def watch_between(module: nn.Module, args: Any, output: Tensor) -> None:
+        output.register_hook(lambda grad: order.append("between"))
+
+    model[0][0].register_forward_hook(watch_between)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FlatParamHandle, "collect", watched)
         model(torch.ones(2, 3)).sum().backward()
