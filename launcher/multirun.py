@@ -24,8 +24,6 @@ def run_sweep(composer: Composer, arguments: Sequence[str]) -> int:
         return start_search(composer, arguments)
     planned = plan_grid(composer)
     action = planned[0].config.action
-    if action == "train" and planned[0].config.cluster.kind == "slurm":
-        raise ConfigErrors([Problem("sweeps run on this machine in this version", "cluster.kind", "slurm")])
     if action == "train":
         return start_grid(composer, planned, arguments)
     if action != "check":

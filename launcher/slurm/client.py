@@ -90,6 +90,13 @@ def closely(job: str) -> Queued | None:
     return found if found is None or match is None else replace(found, restarts=int(match[1]))
 
 
+def scripts() -> dict[str, Path]:
+    """Script of every job that waits or runs, by id; elements of arrays one by one. Raises SlurmError."""
+    answer = _call(["squeue", "--noheader", "--array", "--format=%i|%o"])
+    pairs = (line.partition("|") for line in answer.splitlines())
+    return {job: Path(script) for job, _, script in pairs}
+
+
 def accounting(ids: Collection[str]) -> dict[str, Queued]:
     """The same from sacct, which never forgets; nothing where there is no accounting."""
     if not ids or shutil.which("sacct") is None:

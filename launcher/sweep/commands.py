@@ -12,6 +12,8 @@ from pathlib import Path
 from launcher.announce import say, short
 from launcher.errors import EXIT_OK, ConfigErrors, Problem
 from launcher.schema import Config
+from launcher.slurm import client
+from launcher.slurm.submit import refusal
 from launcher.sources import Sources
 from launcher.sweep import folder, record, states, table
 from launcher.sweep.drive import command, exit_code
@@ -55,7 +57,7 @@ def run_command(config: Config, words: Sequence[str], sources: Sources) -> int:
         jobs = [job for job in sweep.jobs() if job.state in wanted]
         if not jobs:
             return _nothing_to_do(sweep, do)
-        return run_jobs(sweep, jobs, config.plugins, typed)
+        return run_jobs(sweep, jobs, config.plugins, waits=config.sweep.wait, max_parallel=typed)
 
 
 def _status(sweep: Sweep) -> int:
@@ -66,7 +68,13 @@ def _status(sweep: Sweep) -> int:
 
 
 def _collect(sweep: Sweep) -> int:
-    """Results again, from the records and the run folders as they are now."""
+    """Results again, from the records and the run folders as they are now.
+
+    Where nobody runs the sweep, ends that were not on record are written down.
+    """
+    if sweep.holder() is None:
+        with folder.locked(sweep):
+            settle(sweep)
     found = write_results(sweep, apparent(sweep))
     print(table.as_text(found))
     names = ("results.csv", "results.md", "report.html")
@@ -89,6 +97,7 @@ def _cancel(sweep: Sweep) -> int:
             time.sleep(0.1)
     with folder.locked(sweep):
         settle(sweep)
+        _cancel_submitted(sweep)
         for job in sweep.jobs():
             if job.state in states.MISSING and job.state != states.CANCELLED:
                 record.add_end(job.folder, End(states.CANCELLED, None, measures=measures_of(job.run_dir)))
@@ -96,6 +105,17 @@ def _cancel(sweep: Sweep) -> int:
     print(table.as_text(found))
     print(table.counts(found.jobs))
     return EXIT_OK
+
+
+def _cancel_submitted(sweep: Sweep) -> None:
+    """Jobs in SLURM's queue, or running there."""
+    jobs = [job for job in sweep.jobs() if job.state == states.RUNNING]
+    try:
+        client.cancel({job.slurm_id for job in jobs if job.slurm_id is not None})
+    except client.SlurmError as error:
+        raise ConfigErrors([refusal(str(error))]) from None
+    for job in jobs:
+        record.add_end(job.folder, End(states.CANCELLED, None, measures=measures_of(job.run_dir)))
 
 
 def _nothing_to_do(sweep: Sweep, do: str) -> int:

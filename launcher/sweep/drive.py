@@ -46,8 +46,13 @@ class Listed:
         """Nothing depends on it."""
 
 
-def drive(sweep: Sweep, backend: Backend, feed: Feed) -> int:
-    """Returns the sweep's exit code when every job has ended. The caller holds the sweep's lock."""
+def drive(sweep: Sweep, backend: Backend, feed: Feed, *, waits: bool = True) -> int:
+    """Returns the sweep's exit code when every job has ended. The caller holds the sweep's lock.
+
+    waits: false returns as soon as the jobs are submitted, where they go on without this program.
+    """
+    if backend.outlives and not waits:
+        return _submit(sweep, backend, feed)
     with _stop_signals() as received:
         drive = _Drive(sweep, backend, feed, received)
         try:
@@ -61,6 +66,15 @@ def drive(sweep: Sweep, backend: Backend, feed: Feed) -> int:
         saved = any(job.state == states.PREEMPTED for job in found.jobs)
         return EXIT_SAVED if saved and received[0] != signal.SIGINT else exit_code_of(received[0])
     return exit_code(found.jobs)
+
+
+def _submit(sweep: Sweep, backend: Backend, feed: Feed) -> int:
+    backend.submit(feed.more(0))
+    for line in backend.describe():
+        say(line, sys.stdout)
+    write_results(sweep)
+    say(f"to see what becomes of them: {command(sweep, 'status')}", sys.stdout)
+    return EXIT_OK
 
 
 def exit_code(jobs: Sequence[Job]) -> int:
@@ -98,7 +112,9 @@ class _Drive:
 
     def leave_nobody(self) -> None:
         """However this ends, no job that dies with this program outlives it."""
-        while self._backend.is_busy and not self._backend.outlives:
+        if self._backend.outlives:
+            return
+        while self._backend.is_busy:
             self._backend.stop(signal.SIGKILL)
             self._backend.poll(_POLL_S)
 

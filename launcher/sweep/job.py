@@ -22,20 +22,16 @@ from launcher.errors import (
     EXIT_RANK_FAILED,
     EXIT_USAGE,
     ConfigErrors,
-    Problem,
 )
 from launcher.launch import launch
 from launcher.parent_death import die_with_launcher
-from launcher.provenance import HIDDEN
-from launcher.request import LaunchRequest
-from launcher.resolved import from_yaml, to_yaml
-from launcher.schema import Config
 from launcher.streams import make_streams_safe
 from launcher.supervisor import Outcome
 from launcher.sweep import record, states
 from launcher.sweep.locks import Held, Lock
 from launcher.sweep.measures import measures_of
 from launcher.sweep.record import End, Job
+from launcher.sweep.stored import request_of, stored_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,10 +63,8 @@ def _run(folder: Path, plugins: Sequence[str]) -> int:
 def _end_of(job: Job, plugins: Sequence[str]) -> End:
     outcomes: list[Outcome] = []
     try:
-        config = _config(job, plugins)
-        command = ("fsdp-launch", *job.overrides)
-        request = LaunchRequest(config_yaml=to_yaml(config), overrides=job.overrides, command=command)
-        code = launch(config, request, on_end=outcomes.append)
+        config = stored_config(job, plugins)
+        code = launch(config, request_of(job, config), on_end=outcomes.append)
     except ConfigErrors as errors:
         say(str(errors))
         return End(states.FAILED, EXIT_USAGE, error=errors.problems[0].what)
@@ -91,28 +85,6 @@ def end_of(code: int, outcome: Outcome | None, run_dir: Path) -> End:
     if outcome is not None and outcome.is_time_limit and code != EXIT_OK:
         return End(states.TIMEOUT, code, error=f"stopped by {outcome.stopped_by}", measures=measures)
     return End(states.state_of(code), code, measures=measures)
-
-
-def _config(job: Job, plugins: Sequence[str]) -> Config:
-    """The stored config, in its own run folder, with secret variables filled in from the environment.
-
-    Raises:
-        ConfigErrors: it cannot be read, or a secret is not there.
-    """
-    config = from_yaml(job.config_file, plugins)
-    config.run.dir = str(job.run_dir)
-    absent = []
-    for name, value in config.cluster.env.items():
-        if value == HIDDEN:
-            config.cluster.env[name] = os.environ.get(name, "")
-            if name not in os.environ:
-                absent.append(name)
-    if absent:
-        what = "the value of a secret variable is not stored with a sweep"
-        raise ConfigErrors(
-            [Problem(what, f"cluster.env.{name}", remedy=f"export {name}=... before resuming") for name in absent]
-        )
-    return config
 
 
 if __name__ == "__main__":

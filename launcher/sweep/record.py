@@ -57,6 +57,7 @@ class Job:
     num_ranks, device: of its config, for whoever divides the machine.
     attempt: how often it was claimed. backend: who has it. slurm_id: of its latest submission.
     end: of the latest attempt, None while there is none. started_s, ended_s: seconds since the epoch.
+    note: for people, about a job that has not ended: why it waits.
     """
 
     number: int
@@ -73,6 +74,7 @@ class Job:
     end: End | None = None
     started_s: float | None = None
     ended_s: float | None = None
+    note: str = ""
 
     @property
     def state(self) -> str:
@@ -123,6 +125,10 @@ def add_end(folder: Path, end: End) -> None:
 def ended(job: Job, end: End) -> Job:
     """The job as its record would tell it after ``end``, without writing."""
     return replace(job, end=end)
+
+
+def noted(job: Job, note: str) -> Job:
+    return replace(job, note=note)
 
 
 def read(folder: Path) -> Job | None:

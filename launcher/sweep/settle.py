@@ -1,10 +1,12 @@
-"""Jobs that are on record as running and are not."""
+"""Jobs that are on record as running: which of them are, and how the others ended."""
 
 from __future__ import annotations
 
 import time
 
-from launcher.sweep import folder, record, states
+from launcher.announce import say
+from launcher.slurm.client import SlurmError
+from launcher.sweep import folder, record, slurm, states
 from launcher.sweep.folder import Sweep
 from launcher.sweep.locks import is_held
 from launcher.sweep.measures import measures_of
@@ -14,13 +16,19 @@ _DYING_S = 10.0  # what a job may take to end after the program that started it
 
 
 def settle(sweep: Sweep) -> None:
-    """Jobs on record as running that are not: their end is written. The sweep's lock is held, so nobody starts any.
+    """Writes the end of jobs that are over. The sweep's lock is held, so nobody starts any.
 
-    A job whose program was killed a moment ago may still be ending; it is given some seconds.
+    A local job whose program was killed a moment ago may still be ending; it is given some seconds.
+
+    Raises:
+        ConfigErrors: a job runs that nobody looks after; SLURM does not answer.
     """
     deadline = time.monotonic() + _DYING_S
-    for job in sweep.jobs():
-        if job.state != states.RUNNING or job.backend != "local":
+    running = [job for job in sweep.jobs() if job.state == states.RUNNING]
+    if on_slurm := [job for job in running if job.backend == slurm.NAME]:
+        slurm.settle(sweep, on_slurm)
+    for job in running:
+        if job.backend == slurm.NAME:
             continue
         while is_held(job.folder / record.LOCK_FILE):
             if time.monotonic() >= deadline:
@@ -33,14 +41,29 @@ def settle(sweep: Sweep) -> None:
 
 
 def apparent(sweep: Sweep) -> list[Job]:
-    """The jobs as they are, without writing: one on record as running that nobody runs is shown as lost."""
-    if is_held(sweep.path / folder.LOCK_FILE):
-        return sweep.jobs()
+    """The jobs as they are, without writing: those on record as running are looked at, or asked about."""
+    jobs = sweep.jobs()
+    is_driven = is_held(sweep.path / folder.LOCK_FILE)
+    on_slurm = _on_slurm([job for job in jobs if job.state == states.RUNNING and job.backend == slurm.NAME])
     shown = []
-    for job in sweep.jobs():
-        gone = job.state == states.RUNNING and job.backend == "local" and not is_held(job.folder / record.LOCK_FILE)
-        shown.append(record.ended(job, _lost(job)) if gone else job)
+    for job in jobs:
+        is_local = job.state == states.RUNNING and job.backend != slurm.NAME
+        if is_local and not is_driven and not is_held(job.folder / record.LOCK_FILE):
+            job = record.ended(job, _lost(job))
+        shown.append(on_slurm.get(job.number, job))
     return shown
+
+
+def _on_slurm(jobs: list[Job]) -> dict[int, Job]:
+    try:
+        found = slurm.asked(jobs)
+    except SlurmError as error:
+        say(f"SLURM does not answer, jobs are shown as they are on record: {error}")
+        return {}
+    return {
+        job.number: record.ended(job, slurm.end_of(job, state)) if state.is_over else record.noted(job, state.note)
+        for job, state in found
+    }
 
 
 def _lost(job: Job) -> End:

@@ -49,14 +49,17 @@ def start_grid(composer: Composer, planned: Sequence[Planned], arguments: Sequen
         if not jobs:
             write_results(sweep)
             return exit_code(sweep.jobs())
-        return run_jobs(sweep, jobs, plugins, planned[0].asked.max_parallel)
+        given = planned[0].asked
+        return run_jobs(sweep, jobs, plugins, waits=given.wait, max_parallel=given.max_parallel)
 
 
-def run_jobs(sweep: Sweep, jobs: Sequence[Job], plugins: Sequence[str], max_parallel: int | None = None) -> int:
-    """Runs these to the end; the sweep's lock is held."""
+def run_jobs(
+    sweep: Sweep, jobs: Sequence[Job], plugins: Sequence[str], *, waits: bool, max_parallel: int | None = None
+) -> int:
+    """Runs these to the end, or submits them; the sweep's lock is held. waits: as ``sweep.wait``."""
     say(f"sweep folder: {short(sweep.path)}\n{len(jobs)} of {len(sweep.jobs())} jobs to run", sys.stdout)
     backend = backend_of(sweep, plugins, min(max_parallel or sweep.asked.max_parallel, len(jobs)))
-    return drive(sweep, backend, Listed(jobs))
+    return drive(sweep, backend, Listed(jobs), waits=waits)
 
 
 def opened(asked: Asked, given: SweepConfig, planned: Sequence[Planned]) -> Sweep:

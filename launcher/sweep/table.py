@@ -86,8 +86,9 @@ def counts(jobs: Sequence[Job]) -> str:
 
 
 def error_line(job: Job) -> str:
+    """What a failed job said, or why another one waits."""
     if job.end is None or not job.end.error:
-        return ""
+        return job.note if job.end is None else ""
     rank = "" if job.end.rank is None else f"rank {job.end.rank}: "
     line = " ".join(job.end.error.split())
     return rank + (line if len(line) <= 100 else f"{line[:97]}...")

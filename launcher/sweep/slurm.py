@@ -1,0 +1,160 @@
+"""Jobs on SLURM: one array for those that ask for the same, each with the run folder it has in the sweep.
+
+They outlive the program that submits them. What became of them is asked from SLURM, and read from what they record
+in their run folders themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from launcher import provenance, run_folder
+from launcher.errors import ConfigErrors
+from launcher.slurm import client
+from launcher.slurm.client import SlurmError
+from launcher.slurm.snapshot import take
+from launcher.slurm.start import prepared
+from launcher.slurm.states import JobState
+from launcher.slurm.status import POLL_S, exit_code_of, states_of
+from launcher.slurm.submit import Prepared, refusal, submit
+from launcher.sweep import record, states
+from launcher.sweep.backends import Backend, Event
+from launcher.sweep.folder import Sweep
+from launcher.sweep.measures import measures_of
+from launcher.sweep.record import End, Job
+from launcher.sweep.stored import request_of, stored_config
+
+NAME = "slurm"
+
+
+@dataclass
+class SlurmBackend(Backend):
+    """plugins: the user's files. max_parallel: elements of an array that run at once. base: the environment."""
+
+    sweep: Sweep
+    plugins: Sequence[str]
+    max_parallel: int
+    base: Mapping[str, str]
+    name = NAME
+    outlives = True
+    _open: dict[int, Job] = field(default_factory=dict)
+    _told: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._open)
+
+    def describe(self) -> list[str]:
+        ids = sorted({(job.slurm_id or "").partition("_")[0] for job in self._open.values()})
+        return [f"submitted to SLURM as {', '.join(ids)}, up to {self.max_parallel} of each at once"]
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """The code is copied once for all of them: what is edited while they wait does not reach them."""
+        if not client.is_here():
+            raise ConfigErrors([refusal("sbatch is not installed here")])
+        folder = self.sweep.path / "slurm" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+        folder.mkdir(parents=True)
+        code = take(folder / "code")
+        ready = [self._prepared(job, code) for job in jobs]
+        for job in jobs:
+            record.add(job.folder, "claimed", attempt=job.attempt + 1, backend=self.name)
+        try:
+            ids = submit(ready, folder, self.max_parallel, self.base)
+        except BaseException:
+            for job in jobs:
+                record.add(job.folder, "released")
+            raise
+        for job, slurm_id in zip(jobs, ids, strict=True):
+            record.add(job.folder, "submitted", slurm_id=slurm_id)
+            self._open[job.number] = _reread(job)
+
+    def poll(self, wait_s: float) -> list[Event]:
+        """SLURM is asked rarely: its controller serves the whole cluster."""
+        events: list[Event] = []
+        for job, state in _asked(list(self._open.values())):
+            words = f"{state.state}: {state.note}" if state.note else state.state
+            if state.is_over:
+                del self._open[job.number]
+                record_end(job, state)
+                events.append(Event("ended", job.number))
+            elif words != self._told.get(job.number):
+                self._told[job.number] = words
+                events.append(Event("note", job.number, words))
+        if not events and self._open:
+            time.sleep(max(wait_s, POLL_S))
+        return events
+
+    def stop(self, signum: int) -> None:
+        client.cancel({job.slurm_id for job in self._open.values() if job.slurm_id is not None})
+
+    def _prepared(self, job: Job, code: Path) -> Prepared:
+        config = stored_config(job, self.plugins)
+        run_dir = run_folder.open_named(job.run_dir)
+        request = request_of(job, config)
+        with run_folder.Lock(run_dir), run_folder.usable(run_dir):
+            provenance.write(run_dir, request, config.plugins)
+        ready = prepared(config, request, run_dir)
+        return Prepared(ready.config, run_dir, f"{ready.name}-{job.number}", code)
+
+
+def settle(sweep: Sweep, jobs: Sequence[Job]) -> None:
+    """Jobs on record as running: the end of those that are over is written down.
+
+    A program that was killed while it submitted may have left jobs in the queue that nobody noted: they are cancelled,
+    so that none of them runs beside a later start of the same job.
+
+    Raises:
+        ConfigErrors: SLURM does not answer.
+    """
+    try:
+        if unnoted := [job for job in jobs if job.slurm_id is None]:
+            noted = {job.slurm_id for job in sweep.jobs()}
+            client.cancel({job for job, script in client.scripts().items() if _is_ours(sweep, script, job, noted)})
+            for job in unnoted:
+                error = "the program that submitted it was killed before it could note the job"
+                record.add_end(job.folder, End(states.LOST, None, error=error))
+        for job, state in asked(jobs):
+            if state.is_over:
+                record_end(job, state)
+    except SlurmError as problem:
+        raise ConfigErrors([refusal(str(problem))]) from None
+
+
+def asked(jobs: Sequence[Job]) -> list[tuple[Job, JobState]]:
+    """Those that were submitted, and what has become of them. Raises SlurmError if SLURM does not answer."""
+    submitted = [job for job in jobs if job.slurm_id is not None]
+    return list(zip(submitted, states_of([job.run_dir for job in submitted]), strict=True))
+
+
+def end_of(job: Job, state: JobState) -> End:
+    failure = None if state.ended is None else state.ended.failure
+    measures = measures_of(job.run_dir)
+    if failure is not None and state.state != states.DONE:
+        return End(state.state, exit_code_of(state), failure.rank, failure.what, measures)
+    return End(state.state, exit_code_of(state), error=state.note, measures=measures)
+
+
+def record_end(job: Job, state: JobState) -> None:
+    record.add_end(job.folder, end_of(job, state))
+
+
+def _asked(jobs: Sequence[Job]) -> list[tuple[Job, JobState]]:
+    """While waiting, a controller that does not answer is asked again later."""
+    try:
+        return asked(jobs)
+    except SlurmError:
+        return []
+
+
+def _is_ours(sweep: Sweep, script: Path, job: str, noted: set[str | None]) -> bool:
+    return script.is_relative_to(sweep.path) and job not in noted
+
+
+def _reread(job: Job) -> Job:
+    found = record.read(job.folder)
+    assert found is not None
+    return found
