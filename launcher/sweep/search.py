@@ -84,6 +84,7 @@ class Search:
         self._by_hash = {job.content_hash: job for job in jobs}
         self._again = [job for job in jobs if job.state in states.MISSING]
         self._trial_of: dict[int, int] = {}
+        self._planned: dict[tuple[Value, ...], tuple[Planned | None, list[Problem]]] = {}
         self._is_exhausted = False
         self._chooser: Any = import_module("launcher.sweep.optuna_search").Chooser(
             space,
@@ -135,7 +136,10 @@ class Search:
         return None
 
     def _plan(self, values: Mapping[str, Value]) -> tuple[Planned | None, list[Problem]]:
-        return plan_with(self._composer, self._space, values)
+        key = tuple(values.values())
+        if key not in self._planned:  # a small space gives the same choice often
+            self._planned[key] = plan_with(self._composer, self._space, values)
+        return self._planned[key]
 
     def _value(self, job: Job) -> float | None:
         if job.state != states.DONE or job.end is None:

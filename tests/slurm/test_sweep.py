@@ -1,0 +1,85 @@
+"""A sweep as an array on a real SLURM: submitted, seen, collected, retried, cancelled."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.testbed import Testbed
+from tests.support.processes import wait_until
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "tests" / "support" / "misbehaving_model.py"
+LIMIT_S = 300  # reached only by a hang
+
+
+class OnSlurm:
+    """``fsdp-launch`` on the login node, in a folder of its own."""
+
+    def __init__(self, folder: Path, cluster: Testbed) -> None:
+        self.folder, self.cluster = folder, cluster
+        (folder / "corpus").mkdir()
+        (folder / "corpus" / "a.txt").write_text("".join(f"the {n}th line of a small corpus\n" for n in range(400)))
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "launcher", f"plugins=[{PLUGIN}]", *arguments]
+        process = self.cluster.start(*command, cwd=self.folder, environ=environ)
+        out, err = process.communicate(timeout=LIMIT_S)
+        return process.returncode, out + err
+
+    def sweep(self, *arguments: str) -> tuple[int, str]:
+        words = ["model=misbehaving", "data=text_files", f"data.path={self.folder}/corpus"]
+        words += [f"data.cache_dir={self.folder}/cache", "train=smoke", "train.steps=3", "cluster.device=cpu"]
+        return self.run("-m", *words, "cluster=slurm", "cluster.nproc_per_node=1", "sweep.dir=s", *arguments)
+
+    def do(self, what: str, *arguments: str) -> tuple[int, str]:
+        return self.run("action=sweep", "sweep.dir=s", f"sweep.do={what}", *arguments)
+
+    def rows(self) -> list[dict[str, str]]:
+        with (self.folder / "s" / "results.csv").open() as file:
+            return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def there(slurm: Testbed, tmp_path: Path) -> Iterator[OnSlurm]:
+    yield OnSlurm(tmp_path, slurm)
+    ids = slurm.run("squeue", "-h", "-o", "%A").split()
+    if ids:
+        slurm.run("scancel", *ids)
+        wait_until(lambda: not slurm.run("squeue", "-h").strip(), LIMIT_S, every_s=0.1)
+
+
+def test_a_sweep_becomes_an_array(there: OnSlurm) -> None:
+    code, text = there.sweep("model.how=train,raise", "sweep.max_parallel=2")
+    assert code == 0, text
+    found = re.search(r"submitted to SLURM as (\d+), up to 2 of each at once", text)
+    assert found is not None, text
+    code, text = there.do("status")
+    assert re.search(r"\b(running|done|failed) of 2 jobs|2 running", text), text
+    wait_until(lambda: there.do("status")[1].splitlines()[-1] == "1 done, 1 failed of 2 jobs", LIMIT_S, every_s=0.5)
+    code, text = there.do("collect")
+    assert code == 0, text
+    good, bad = there.rows()
+    assert (good["state"], good["exit_code"], good["slurm_id"]) == ("done", "0", f"{found[1]}_0")
+    assert float(good["train_loss"]) > 0
+    assert (bad["state"], bad["failed_rank"]) == ("failed", "0")
+    assert bad["error"] == "RuntimeError: this rank does not like the weather"
+    code, text = there.do("retry", "sweep.wait=true")
+    assert code == 4, text
+    assert [row["attempts"] for row in there.rows()] == ["1", "2"]
+
+
+def test_what_was_submitted_can_be_cancelled(there: OnSlurm) -> None:
+    code, text = there.sweep("model.how=wait", "run.seed=1,2")
+    assert code == 0, text
+    code, text = there.do("cancel")
+    assert code == 0, text
+    assert "2 cancelled" in text
+    wait_until(lambda: not there.cluster.run("squeue", "-h").strip(), LIMIT_S, every_s=0.1)

@@ -1,0 +1,93 @@
+"""report.html: what is in it, and that a browser shows it without a network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.sweep.chart import name_scale, nice_ticks, number_scale, value_scale
+from launcher.sweep.report import pareto_front
+from tests.sweep.conftest import Sweeping
+
+SWEEP = ("-m", "sweep.dir=s", "optimizer.lr=1e-4,3e-4,1e-3,3e-3", "sharding=full,replicate", "run.seed=1,2")
+# No profile of the user's, no network, no sandbox (tests may run as root).
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
+QUIET += [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1180,2600",
+]
+
+
+def test_scales() -> None:
+    assert nice_ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert nice_ticks(0.13, 0.31) == [0.15, 0.2, 0.25, 0.3]
+    rates = number_scale([1e-5, 1e-2], "{:g}".format)
+    assert rates.is_log
+    assert [name for _, name in rates.ticks] == ["1e-05", "0.0001", "0.001", "0.01"]
+    assert 0 < rates.place(1e-5) < 0.1 < 0.4 < rates.place(3e-4) < 0.6
+    few = value_scale([1, 2, 4, 4], "{:g}".format)
+    assert [value for value, _ in few.ticks] == [1, 2, 4]
+    alone = number_scale([5.0], "{:g}".format)
+    assert alone.place(5.0) == pytest.approx(0.5)
+    memory = number_scale([300 * 2**20, 380 * 2**20], str, unit=2**20)
+    assert all(value % (20 * 2**20) == 0 for value, _ in memory.ticks)
+    names = name_scale(["a", "b"])
+    assert [names.place(0), names.place(1)] == [0.25, 0.75]
+
+
+def test_the_front_is_what_nothing_beats_in_both() -> None:
+    assert pareto_front([(3, 1), (1, 3), (2, 2), (2, 4), (3, 3), (1, 3)]) == [(1, 3), (2, 2), (3, 1)]
+    assert pareto_front([]) == []
+
+
+def browser() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium here (Debian: chromium)")
+    return found
+
+
+def test_a_browser_shows_the_report(sweeping: Sweeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAIL", "3,7")
+    monkeypatch.setenv("FAKE_OOM", "9")
+    assert sweeping.run(*SWEEP, "sweep.max_parallel=2") == 4
+    page = sweeping.folder / "s" / "report.html"
+    text = page.read_text()
+    assert not re.search(r"https?://|<script|<link|@import|url\(|<img", text)  # nothing from elsewhere
+    assert "prefers-color-scheme: dark" in text
+    command = [browser(), *QUIET, f"--user-data-dir={tmp_path / 'profile'}"]
+    picture = tmp_path / "report.png"
+    done = subprocess.run(
+        [*command, "--dump-dom", f"--screenshot={picture}", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    dom = done.stdout
+    assert dom.count("<svg") == 5  # three swept keys, time against memory, loss curves
+    assert dom.count('<tr id="job-') == 16
+    assert dom.count("<details") == 3
+    assert len(re.findall(r'<polyline class="curve', dom)) == 16
+    assert "13 done" in dom and "2 failed" in dom and "1 oom" in dom
+    assert "rank 1: RuntimeError: the fake fails" in dom
+    assert "Best eval loss" in dom
+    assert 'href="#job-8"' in dom and 'id="job-8"' in dom
+    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    assert (width, height) == (1180, 2600)
+    assert picture.stat().st_size > 50_000  # an empty page has a tenth of that
