@@ -61,6 +61,8 @@ def drive(sweep: Sweep, backend: Backend, feed: Feed, *, waits: bool = True) -> 
             drive.leave_nobody()
     found = write_results(sweep)
     say(table.as_text(found), sys.stdout)
+    if line := table.unknown_metric(found):
+        say(line)
     say(_last_lines(sweep, found.jobs))
     if received:
         saved = any(job.state == states.PREEMPTED for job in found.jobs)

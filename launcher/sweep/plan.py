@@ -53,6 +53,9 @@ def plan_grid(composer: Composer) -> list[Planned]:
     found: dict[Problem, list[int]] = {}
     planned: list[Planned] = []
     combinations = _combinations(composer)
+    if not combinations:
+        what = "there is no combination: one of the swept keys has no value"
+        raise ConfigErrors([Problem(what, source=f"command line: {' '.join(composer.line.words)}")])
     for number, overrides in enumerate(combinations):
         job, wrong = plan_one(composer, overrides, keys)
         for problem in wrong:

@@ -85,7 +85,7 @@ class Search:
         self._again = [job for job in jobs if job.state in states.MISSING]
         self._trial_of: dict[int, int] = {}
         self._planned: dict[tuple[Value, ...], tuple[Planned | None, list[Problem]]] = {}
-        self._is_exhausted = False
+        self._is_over = False
         self._chooser: Any = import_module("launcher.sweep.optuna_search").Chooser(
             space,
             sampler=asked.sampler,
@@ -109,15 +109,21 @@ class Search:
 
     def ended(self, job: Job) -> None:
         self._by_hash[job.content_hash] = job
-        self._chooser.tell(self._trial_of.pop(job.number), self._value(job))
+        value = self._value(job)
+        self._chooser.tell(self._trial_of.pop(job.number), value)
+        if value is None and job.state == states.DONE and not self._is_over:
+            say("the search ends: a job is done and has nothing to be compared by")
+            self._is_over = True
 
     def _next(self) -> Job | None:
         if self._again:
             job = self._again.pop(0)
             self._trial_of[job.number], _ = self._chooser.choose(again=job.params)
             return job
+        if self._is_over:
+            return None
         for _ in range(_MOST_IN_VAIN):
-            if len(self._by_hash) >= self._trials or self._is_exhausted:
+            if len(self._by_hash) >= self._trials:
                 return None
             trial, values = self._chooser.choose()
             planned, problems = self._plan(values)
@@ -132,7 +138,7 @@ class Search:
                 self._trial_of[job.number] = trial
                 return job
         say(f"the search ends: its last {_MOST_IN_VAIN} choices were on record already, or cannot run")
-        self._is_exhausted = True
+        self._is_over = True
         return None
 
     def _plan(self, values: Mapping[str, Value]) -> tuple[Planned | None, list[Problem]]:

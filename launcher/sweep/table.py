@@ -38,6 +38,13 @@ class Results:
         return min(done, key=lambda job: sign * float(self.value(job, self.metric) or 0.0), default=None)
 
 
+def unknown_metric(results: Results) -> str:
+    """A line for people if ``sweep.metric`` names no column; empty otherwise."""
+    if not results.columns or results.metric in results.columns:
+        return ""
+    return f"no job has a column {results.metric} (sweep.metric); there are: {', '.join(results.columns)}"
+
+
 def results_of(sweep: Sweep, jobs: Sequence[Job] | None = None) -> Results:
     """jobs: as they are to be shown, if not as their records tell them."""
     jobs = tuple(sweep.jobs() if jobs is None else jobs)

@@ -16,21 +16,10 @@ from tests.sweep.conftest import Sweeping
 
 SWEEP = ("-m", "sweep.dir=s", "optimizer.lr=1e-4,3e-4,1e-3,3e-3", "sharding=full,replicate", "run.seed=1,2")
 # No profile of the user's, no network, no sandbox (tests may run as root).
-QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-QUIET += [
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--window-size=1180,2600",
-]
+QUIET = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1180,2600"
+)
 
 
 def test_scales() -> None:
@@ -70,7 +59,7 @@ def test_a_browser_shows_the_report(sweeping: Sweeping, tmp_path: Path, monkeypa
     text = page.read_text()
     assert not re.search(r"https?://|<script|<link|@import|url\(|<img", text)  # nothing from elsewhere
     assert "prefers-color-scheme: dark" in text
-    command = [browser(), *QUIET, f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [browser(), *QUIET.split(), f"--user-data-dir={tmp_path / 'profile'}"]
     picture = tmp_path / "report.png"
     done = subprocess.run(
         [*command, "--dump-dom", f"--screenshot={picture}", page.as_uri()],
@@ -90,4 +79,4 @@ def test_a_browser_shows_the_report(sweeping: Sweeping, tmp_path: Path, monkeypa
     assert 'href="#job-8"' in dom and 'id="job-8"' in dom
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
     assert (width, height) == (1180, 2600)
-    assert picture.stat().st_size > 50_000  # an empty page has a tenth of that
+    assert picture.stat().st_size > 30_000  # an empty page compresses to less
