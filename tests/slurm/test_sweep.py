@@ -20,7 +20,7 @@ LIMIT_S = 300  # reached only by a hang
 
 
 class OnSlurm:
-    """``fsdp-launch`` on the login node, in a folder of its own."""
+    """``fsdp-launch`` on the login node, in a folder of its own (paths are absolute: the login node starts in /)."""
 
     def __init__(self, folder: Path, cluster: Testbed) -> None:
         self.folder, self.cluster = folder, cluster
@@ -37,10 +37,12 @@ class OnSlurm:
     def sweep(self, *arguments: str) -> tuple[int, str]:
         words = ["model=misbehaving", "data=text_files", f"data.path={self.folder}/corpus"]
         words += [f"data.cache_dir={self.folder}/cache", "train=smoke", "train.steps=3", "cluster.device=cpu"]
-        return self.run("-m", *words, "cluster=slurm", "cluster.nproc_per_node=1", "sweep.dir=s", *arguments)
+        return self.run(
+            "-m", *words, "cluster=slurm", "cluster.nproc_per_node=1", f"sweep.dir={self.folder}/s", *arguments
+        )
 
     def do(self, what: str, *arguments: str) -> tuple[int, str]:
-        return self.run("action=sweep", "sweep.dir=s", f"sweep.do={what}", *arguments)
+        return self.run("action=sweep", f"sweep.dir={self.folder}/s", f"sweep.do={what}", *arguments)
 
     def rows(self) -> list[dict[str, str]]:
         with (self.folder / "s" / "results.csv").open() as file:
