@@ -108,9 +108,14 @@ class _Drive:
                 is_first = False
             elif not self._backend.is_busy:
                 return
-            for event in self._backend.poll(_POLL_S):
-                self._tell(event)
-            self._refresh()
+            try:
+                for event in self._backend.poll(_POLL_S):
+                    self._tell(event)
+                self._refresh()
+            except OSError as error:  # a full disk: without records there is no sweep
+                self._give_up(
+                    f"the sweep cannot go on: {error.strerror or error}, {error.filename or self._sweep.path}"
+                )
 
     def leave_nobody(self) -> None:
         """However this ends, no job that dies with this program outlives it."""
@@ -146,10 +151,14 @@ class _Drive:
         say("  ".join(part for part in parts if part))
         if job.state in states.UNWELL:
             say(f"    {table.error_line(job) or 'see its log'}\n    log: {short(job.log)}")
-            if self._sweep.asked.fail_fast and not self._is_stopping:
-                say("sweep.fail_fast: ending the other jobs")
-                self._is_failing = True
-                self._backend.stop(signal.SIGTERM)
+            if self._sweep.asked.fail_fast:
+                self._give_up("sweep.fail_fast: ending the other jobs")
+
+    def _give_up(self, why: str) -> None:
+        if not self._is_stopping:
+            say(why)
+            self._is_failing = True
+            self._backend.stop(signal.SIGTERM)
 
     def _refresh(self) -> None:
         if self._open and time.monotonic() >= self._results_at:

@@ -11,8 +11,8 @@ from typing import Any
 LOSS = "train_loss"
 HELD_OUT = "eval_loss"
 MEMORY = ("peak_reserved_bytes", "peak_allocated_bytes", "peak_rss_bytes")  # the first that there is
-_OF_SUMMARY = (LOSS, "step_s", "units_per_s", "mfu", "train_s", "wall_s", "num_parameters", "world_size")
 _BYTES_A_STEP = "sent_bytes"
+_OF_SUMMARY = (LOSS, "step_s", "units_per_s", "mfu", "train_s", "wall_s", "num_parameters", "world_size", _BYTES_A_STEP)
 MAX_POINTS = 400  # of a curve in the report
 
 

@@ -71,11 +71,19 @@ def rows(results: Results) -> list[list[str]]:
                 *(job.swept.get(key, "") for key in results.swept),
                 job.state,
                 *("" if value is None else readable(name, value) for name, value in zip(shown, values, strict=True)),
-                "" if job.seconds is None or job.end is None else readable("seconds_s", job.seconds),
+                _time(results, job),
                 error_line(job),
             ]
         )
     return table
+
+
+def _time(results: Results, job: Job) -> str:
+    """From start to end; of a job whose start nobody saw (on SLURM), what its run says."""
+    if job.end is None:
+        return ""
+    seconds = results.value(job, "wall_s") if job.seconds is None else job.seconds
+    return "" if seconds is None else readable("seconds_s", seconds)
 
 
 def as_text(results: Results) -> str:
