@@ -7,6 +7,7 @@ not reused: it is left to whoever kept it, or taken back at a later acquire once
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ _storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count  # the co
 class Buffer:
     """1-D memory with the views that its users made of it, kept so that the next use need not make them again."""
 
-    __slots__ = ("_idle_count", "_storage", "_views", "memory", "ready", "tensor")
+    __slots__ = ("_idle_count", "_storage", "_views", "memory", "ready", "tensor", "view_refs")
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
@@ -31,6 +32,7 @@ class Buffer:
         self.ready: Event = HAPPENED  # the previous user's last work
         self._storage = memory.untyped_storage()
         self._views: dict[Hashable, object] = {}
+        self.view_refs = 0  # Python references to ``memory`` that come from ``_views``: a view holds its base
         self._idle_count = _storage_use_count(self._storage._cdata)
 
     @property
@@ -46,9 +48,10 @@ class Buffer:
         """``make(memory)``, remembered under ``key``; the views it makes do not count as foreign uses."""
         found = self._views.get(key)
         if found is None:
-            before = _storage_use_count(self._storage._cdata)
+            uses, refs = _storage_use_count(self._storage._cdata), sys.getrefcount(self.memory)
             found = self._views[key] = make(self.memory)
-            self._idle_count += _storage_use_count(self._storage._cdata) - before
+            self._idle_count += _storage_use_count(self._storage._cdata) - uses
+            self.view_refs += sys.getrefcount(self.memory) - refs
         return found  # type: ignore[return-value]
 
     def is_used_elsewhere(self) -> bool:

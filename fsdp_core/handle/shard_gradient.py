@@ -167,7 +167,8 @@ class ShardGradient:
     def _is_held(self) -> bool:
         """Did a user keep last step's gradient (itself, or a view)?"""
         assert self._memory is not None
-        if sys.getrefcount(self._memory.memory) > 4:  # buffer twice (memory, tensor), ``flat``, the argument
+        num_own = 4 + self._memory.view_refs  # buffer twice (memory, tensor), ``flat``, the argument
+        if sys.getrefcount(self._memory.memory) > num_own:
             return True
         for part in self._parts:
             if part is not None and (sys.getrefcount(part) > 3 or sys.getrefcount(part.local) > 3):

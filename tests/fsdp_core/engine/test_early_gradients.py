@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import fsdp_core
 from fsdp_core.comm.wire import BufferRole
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
+from fsdp_core.handle.shard_gradient import ShardGradient
 from fsdp_core.runtime.find import contexts_in
 from fsdp_core.runtime.unit import EARLY_NUMEL
 from tests.support.parity import Pair, batches_for, early_gradients, is_idle, mean_square
@@ -189,3 +190,35 @@ def _grad_function(rank: Rank, factor: int) -> None:
 @EVERY_FACTOR
 def test_gradients_that_are_asked_for(ranks: Pools, factor: int) -> None:
     ranks(2).run(_grad_function, factor)
+
+
+# memory -------------------------------------------------------------------------------------------------------------
+
+
+def _allocations(rank: Rank, factor: int, face: str) -> int:
+    """How often gradients were given new memory in four steps."""
+    count = 0
+    allocate = ShardGradient._allocate
+
+    def counted(gradient: ShardGradient) -> Tensor:
+        nonlocal count
+        count += 1
+        return allocate(gradient)
+
+    pair = _pair(rank, factor)
+    parameters = list(pair.sharded.parameters()) if face == "named" else fsdp_core.flat_parameters(pair.sharded)
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardGradient, "_allocate", counted)
+        for seed in range(4):
+            mean_square(pair.sharded, batches_for(rank.world_size, 4, 3, seed=seed)[rank.rank]).backward()
+            fsdp_core.clip_grad_norm_(pair.sharded, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return count
+
+
+@EVERY_FACTOR
+@pytest.mark.parametrize("face", ["named", "flat"])
+def test_the_memory_of_gradients_is_used_again(ranks: Pools, factor: int, face: str) -> None:
+    assert ranks(2).run(_allocations, factor, face) == [2, 2]  # the root's and the block's, once
