@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
+from launcher.actions import IN_THIS_PROCESS
+from launcher.actions.adopt import adopt
 from launcher.announce import let_the_first_rank_speak
 from launcher.checked import check, checked
 from launcher.command_line import CommandLine, parse
 from launcher.compose import Composed, Composer, named_plugins
 from launcher.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ConfigErrors, Problem
-from launcher.facts import summary
 from launcher.help import UnknownTopic, help_text, version_text
 from launcher.launch import launch
 from launcher.multirun import run_sweep
@@ -81,17 +82,16 @@ def _run(arguments: list[str]) -> int:
         return EXIT_OK
     if "multirun" in line.flags:
         return run_sweep(composer, arguments)
-    composed = composer.compose(composer.words.overrides)
+    composed = adopt(composer.compose(composer.words.overrides))
     if "cfg" in line.flags:
         return _show_config(line, composed)
     config = checked(composed)
-    if config.action == "check":
-        print(summary(config, composed.choices), "ok", sep="\n")
-        return EXIT_OK
     if config.action == "sweep":
         return run_command(config, composed.overrides, composed.sources)
     _refuse_sweep_keys(composed)
     request = _request(arguments, composed, config)
+    if config.action in IN_THIS_PROCESS:
+        return IN_THIS_PROCESS[config.action](config, request)
     if config.action == "print_script":
         print(script_of(config, request), end="")
         return EXIT_OK

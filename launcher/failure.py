@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import EXIT_OUT_OF_MEMORY, EXIT_RANK_FAILED
+from launcher.errors import EXIT_OUT_OF_MEMORY, EXIT_RANK_FAILED, EXIT_USAGE
 
 # How a rank says that another one went away: gloo's, NCCL's and the store's texts.
 _LOST_PEER_TEXTS = (
@@ -22,7 +22,15 @@ _LOST_PEER_TEXTS = (
 )
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
 _LAST_LOG_LINES = 15
-_USERS = ("DataError", "ConfigErrors", "LossError")  # told apart by name: errors of the recipe and of the checker
+# What the user must change, told apart by name, and the run's exit code then.
+_USERS = {
+    "DataError": EXIT_RANK_FAILED,
+    "ConfigErrors": EXIT_RANK_FAILED,
+    "LossError": EXIT_RANK_FAILED,
+    "FolderError": EXIT_USAGE,
+    "CheckpointError": EXIT_USAGE,
+    "DamagedCheckpoint": EXIT_USAGE,
+}
 _CAUSE_ORDER = ("vanished", "raised", "lost_peer")
 
 
@@ -61,7 +69,7 @@ def from_exception(rank: int, error: BaseException, traceback: str) -> Failure:
     text = " ".join(str(error).split()) or "no message"
     what = f"{type(error).__name__}: {text}"
     if type(error).__name__ in _USERS:
-        return Failure(rank, str(error), EXIT_RANK_FAILED, time.time(), traceback=traceback, is_users=True)
+        return Failure(rank, str(error), _USERS[type(error).__name__], time.time(), traceback=traceback, is_users=True)
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}) before the run ended"
     if any(_is_out_of_memory(link) for link in chain):

@@ -21,7 +21,7 @@ from launcher.plugins import load_plugins
 from launcher.rendezvous import Meeting
 from launcher.run_folder import CONFIG_FILE, flight_folder
 from launcher.schema import Config
-from recipes import train
+from recipes import evaluation, generation, train
 from recipes.context import RankContext
 from recipes.flight import open_recorder
 from recipes.flight.report import where
@@ -37,7 +37,10 @@ class Recipe(Protocol):
     def run(self, config: RecipeConfig, context: RankContext) -> object: ...
 
 
-def run_local_rank(arguments: argparse.Namespace, recipe: Recipe = train) -> None:
+RECIPES: dict[str, Recipe] = {"train": train, "eval": evaluation, "generate": generation}
+
+
+def run_local_rank(arguments: argparse.Namespace, recipe: Recipe | None = None) -> None:
     """One rank of a run on this host alone; ``arguments`` as ``launcher.worker`` parses them."""
     config = stored_config(arguments.run_dir, arguments.plugin)
     ranks = joined_ranks()
@@ -61,14 +64,17 @@ def run_rank(
     meeting: Meeting,
     device: torch.device,
     context: RankContext,
-    recipe: Recipe = train,
+    recipe: Recipe | None = None,
 ) -> None:
-    """Makes the process group, runs the recipe (rank 0 prints its summary), leaves together with the other ranks."""
+    """Makes the process group, runs the recipe, leaves together with the other ranks.
+
+    recipe: null for the one of ``config.action``.
+    """
     ranks = meeting.ranks
     _prepare(config, ranks, device)
     meeting.make_process_group(device, backstop_s(config.cluster))
     with _place_of_failure(context):
-        recipe.run(config, context)
+        (recipe or RECIPES[config.action]).run(config, context)
     meeting.leave_together()
 
 

@@ -13,6 +13,7 @@ logs/rank_N.log         what rank N wrote, attempt after attempt
 flight/rank_N.bin       the last events of rank N, for the report of a hang
 attempt                 how many times ranks were started in this folder
 earlier/N/              the files above from an earlier start in the same folder
+eval/, generate/        a folder like this for each use of the run
 ======================  ============================================================================
 
 The recipe adds metrics, pictures, profiles and checkpoints.
@@ -56,12 +57,16 @@ def decide(config: Config, request: LaunchRequest) -> Path:
     Raises:
         ConfigErrors: ``run.dir`` cannot be used, or no new folder can be made here.
     """
+    is_training = config.action == "train"
     if config.run.dir is not None:
         named = expanded(config.run.dir).absolute()
         with usable(named):
+            if not is_training and (named / CONFIG_FILE).exists():  # a use of that run: its own files stay as they are
+                return create(config.model.kind, named / config.action)
             return open_named(named)
     with usable(_ROOT.absolute()):
-        return create(config.run.name or request.choices.get("model") or config.model.kind).absolute()
+        name = config.run.name or (request.choices.get("model") if is_training else None) or config.model.kind
+        return create(name if is_training else f"{config.action}_{name}").absolute()
 
 
 @contextmanager

@@ -91,6 +91,13 @@ class SweepConfig:
 
 
 @dataclass
+class InspectConfig:
+    """``action=inspect``: what a checkpoint holds."""
+
+    verify: bool = described(False, "read every file and compare its checksum")
+
+
+@dataclass
 class Config(RecipeConfig):
     """One composed config."""
 
@@ -98,3 +105,4 @@ class Config(RecipeConfig):
     plugins: list[str] = described([], "Python files that register a user's own models, data or optimizers")
     cluster: ClusterConfig = described(ClusterConfig, "how ranks come to be")
     sweep: SweepConfig = described(SweepConfig, "sweeps")
+    inspect: InspectConfig = described(InspectConfig, "what a checkpoint holds")

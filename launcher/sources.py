@@ -48,6 +48,10 @@ class Sources:
         self._layers: Sequence[Layer] | None = None
         self._environment = environment or {}
 
+    def under(self, layer: Layer) -> Sources:
+        """With one more layer: below what was typed, above every file so far."""
+        return Sources(self._overrides, lambda: (*self._load_layers(), layer), self._environment)
+
     def of(self, key: str) -> str:
         """Words for people; empty for a default that nobody wrote anywhere."""
         if key in self._environment:

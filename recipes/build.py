@@ -15,6 +15,7 @@ from recipes.built_groups import BuiltGroups, checked
 from recipes.context import RankContext
 from recipes.data.records import DataInfo
 from recipes.optimizers import build_optimizer
+from recipes.portable.init_from import init_from
 from recipes.ranks import Ranks
 from recipes.recompute import checkpoint_units, compile_units
 from recipes.registry import MODELS, Entry
@@ -27,8 +28,18 @@ from recipes.tasks import task_for
 
 
 @dataclass(frozen=True)
+class ShardedModel:
+    """num_parameters: of the whole model, tables included, over all ranks. units: its own repeated blocks."""
+
+    model: nn.Module
+    num_parameters: int
+    groups: BuiltGroups
+    units: list[nn.Module]
+
+
+@dataclass(frozen=True)
 class Built:
-    """trainee: what the step works on. num_parameters: of the whole model, tables included, over all ranks."""
+    """trainee: what the step works on. num_parameters: as in ``ShardedModel``."""
 
     trainee: Trainee
     num_parameters: int
@@ -39,16 +50,10 @@ def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info
     """Collective: every rank builds the same model and keeps its shards. Prints nothing."""
     entry = MODELS[config.model.kind]
     task = task_for(entry.task, info)
-    model = build_model(entry, config, info)
-    units = unit_modules(entry, model)
-    if config.train.compile:
-        compile_units(units)
-    left_alone = ignored_modules(entry, model, config, ranks)
-    shard_model(model, entry, config, context, left_alone)
-    fsdp_core.record_flight(model, context.flight)
-    groups = checked(fsdp_core.describe(model), config.sharding, config.precision, context)
+    sharded = build_sharded(config, context, ranks, info)
+    model = sharded.model
     if config.train.activation_checkpointing:
-        checkpoint_units(units)
+        checkpoint_units(sharded.units)
     return Built(
         Trainee(
             model=model.train(),
@@ -60,9 +65,26 @@ def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info
             clip_norm=math.inf if config.train.clip_norm is None else config.train.clip_norm,
             accumulate_with_communication=config.train.accumulate_with_communication,
         ),
-        groups.report.num_parameters + count_over_ranks(left_alone, ranks),
-        groups,
+        sharded.num_parameters,
+        sharded.groups,
     )
+
+
+def build_sharded(config: RecipeConfig, context: RankContext, ranks: Ranks, info: DataInfo) -> ShardedModel:
+    """The model with its first weights: random, or those of ``model.init_from``. Collective."""
+    entry = MODELS[config.model.kind]
+    model = build_model(entry, config, info)
+    units = unit_modules(entry, model)
+    if config.train.compile:
+        compile_units(units)
+    left_alone = ignored_modules(entry, model, config, ranks)
+    shard_model(model, entry, config, context, left_alone)
+    fsdp_core.record_flight(model, context.flight)
+    groups = checked(fsdp_core.describe(model), config.sharding, config.precision, context)
+    if config.model.init_from is not None:
+        init_from(model, config.model)
+    num_parameters = groups.report.num_parameters + count_over_ranks(left_alone, ranks)
+    return ShardedModel(model, num_parameters, groups, units)
 
 
 def build_model(entry: Entry, config: RecipeConfig, info: DataInfo) -> nn.Module:

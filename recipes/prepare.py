@@ -8,12 +8,14 @@ from pathlib import Path
 from recipes.data.errors import DataError
 from recipes.data.files import expanded
 from recipes.data.loading import EvalBatches, TrainBatches
-from recipes.data.records import PrepareRequest, Splits
+from recipes.data.records import DataInfo, PrepareRequest, Splits
 from recipes.data.stream import SampleStream
+from recipes.data.text import text_info
 from recipes.ranks import Ranks
 from recipes.registry import DATA, MODELS
 from recipes.report import Report
 from recipes.schema import RecipeConfig
+from recipes.schema.data import TextDataConfig
 from recipes.schema.derived import micro_batch
 
 
@@ -45,6 +47,16 @@ def prepare_splits(config: RecipeConfig, ranks: Ranks, report: Report) -> Splits
     )
     splits: Splits = DATA[config.data.kind].load("prepare")(config.data, request)
     return splits
+
+
+def data_info(config: RecipeConfig, ranks: Ranks, report: Report) -> DataInfo:
+    """Facts about the data for those who read none of it: prepared only where there is no other way. Collective."""
+    if isinstance(config.data, TextDataConfig):
+        task = MODELS[config.model.kind].task
+        info = text_info(config.data, task, getattr(config.model, "max_seq_len", None))
+        if info is not None:
+            return info
+    return prepare_splits(config, ranks, report).info
 
 
 def data_seed(config: RecipeConfig) -> int:

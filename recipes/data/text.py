@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from recipes.data.tokenizer import (
     FolderTokenizer,
     LearnedTokenizer,
     TextTokenizer,
+    Vocabulary,
     learn_tokenizer,
     vocabulary_for,
 )
@@ -41,7 +42,7 @@ def prepare_text(config: TextDataConfig, request: PrepareRequest, corpus: Corpus
     ``streaming``: tokenise while training instead; ``corpus`` must then be a ``RandomAccessCorpus``.
     Raises DataError with a remedy where text, tokenizer and lengths do not fit together.
     """
-    shape = _sample_shape(config, request)
+    shape = _sample_shape(config, request.task, request.seq_len)
     survey = _Survey(config, request, corpus)
     tokenizer = _tokenizer_for(config, survey)
     if streaming:
@@ -51,6 +52,18 @@ def prepare_text(config: TextDataConfig, request: PrepareRequest, corpus: Corpus
         blocks = _packed_blocks(survey, tokenizer, shape)
     _check_sizes(config, shape, blocks)
     return _as_splits(config, request, corpus, tokenizer, shape, blocks)
+
+
+def text_info(config: TextDataConfig, task: str, model_seq_len: int | None) -> DataInfo | None:
+    """What of a text source's facts needs no text to be read; None where the tokenizer is learned from it.
+
+    Raises DataError where tokenizer and lengths do not fit together.
+    """
+    tokenizer = _ready_tokenizer(config)
+    if tokenizer is None:
+        return None
+    shape = _sample_shape(config, task, model_seq_len)
+    return _facts(shape, task, tokenizer, _vocabulary(config, task, model_seq_len, tokenizer, shape))
 
 
 @dataclass(frozen=True)
@@ -75,17 +88,17 @@ class _Blocks:
     eval_amount: str
 
 
-def _sample_shape(config: TextDataConfig, request: PrepareRequest) -> _SampleShape:
-    seq_len = resolved_seq_len(config.seq_len, request.seq_len)
-    if request.seq_len is not None and seq_len > request.seq_len:
-        raise DataError(f"data.seq_len={seq_len} is longer than the model's longest sequence, {request.seq_len}")
-    if request.task == "causal_lm":
+def _sample_shape(config: TextDataConfig, task: str, model_seq_len: int | None) -> _SampleShape:
+    seq_len = resolved_seq_len(config.seq_len, model_seq_len)
+    if model_seq_len is not None and seq_len > model_seq_len:
+        raise DataError(f"data.seq_len={seq_len} is longer than the model's longest sequence, {model_seq_len}")
+    if task == "causal_lm":
         return _SampleShape(seq_len, seq_len + 1, 1, None)
-    if request.task == "seq2seq_lm":
-        spans = resolved_span_lengths(config, request.seq_len)
+    if task == "seq2seq_lm":
+        spans = resolved_span_lengths(config, model_seq_len)
         return _SampleShape(seq_len, spans.raw_len, 0, spans)
     raise DataError(
-        f"data.kind={config.kind} gives text, but the model's task is {request.task}; choose data for that task "
+        f"data.kind={config.kind} gives text, but the model's task is {task}; choose data for that task "
         "(data=flights or data=synthetic_clicks for clicks, data=synthetic_images for images) or a text model"
     )
 
@@ -118,7 +131,8 @@ class _Survey:
         return np.load(self._folder / _LENGTHS_FILE)
 
 
-def _tokenizer_for(config: TextDataConfig, survey: _Survey) -> TextTokenizer:
+def _ready_tokenizer(config: TextDataConfig) -> TextTokenizer | None:
+    """None: it has to be learned."""
     wanted = config.tokenizer
     if wanted.kind == "bytes":
         return ByteTokenizer()
@@ -126,6 +140,13 @@ def _tokenizer_for(config: TextDataConfig, survey: _Survey) -> TextTokenizer:
         if not wanted.path:
             raise DataError("data.tokenizer.kind=local needs data.tokenizer.path, the folder of the tokenizer")
         return FolderTokenizer(wanted.path)
+    return None
+
+
+def _tokenizer_for(config: TextDataConfig, survey: _Survey) -> TextTokenizer:
+    wanted, ready = config.tokenizer, _ready_tokenizer(config)
+    if ready is not None:
+        return ready
 
     def build(folder: Path) -> None:
         survey.request.report(f"learning {wanted.vocab_size:,} tokens from {survey.corpus.name}")
@@ -195,9 +216,7 @@ def _as_splits(
     blocks: _Blocks,
 ) -> Splits:
     spans = shape.spans
-    vocabulary = vocabulary_for(
-        tokenizer, spans.num_spans if spans else 0, num_sentinels(config, request.task, request.seq_len)
-    )
+    vocabulary = _vocabulary(config, request.task, request.seq_len, tokenizer, shape)
     train: Dataset
     held_out: Dataset
     if spans is None:
@@ -205,20 +224,36 @@ def _as_splits(
     else:
         train = SpanCorruptedSamples(blocks.train, spans, vocabulary, request.seed)
         held_out = SpanCorruptedSamples(blocks.eval, spans, vocabulary, _EVAL_SEED)
-    info = DataInfo(
-        task=request.task,
-        vocab_size=vocabulary.vocab_size,
-        seq_len=shape.seq_len,
-        target_len=spans.target_len if spans else None,
+    facts = _facts(shape, request.task, tokenizer, vocabulary)
+    info = replace(
+        facts,
         bytes_per_token=blocks.bytes_per_token,
-        pad_id=vocabulary.pad_id,
-        eos_id=vocabulary.eos_id,
         num_train=len(train),
         num_eval=len(held_out),
         description=(
             f"{corpus.name}, {tokenizer.name}: {blocks.train_amount} to train on, {blocks.eval_amount} held out, "
             f"in samples of {shape.seq_len} tokens"
         ),
-        extras={"fingerprint": blocks.fingerprint, "tokenizer": tokenizer},
+        extras={"fingerprint": blocks.fingerprint, **facts.extras},
     )
     return Splits(train, held_out, info)
+
+
+def _vocabulary(
+    config: TextDataConfig, task: str, model_seq_len: int | None, tokenizer: TextTokenizer, shape: _SampleShape
+) -> Vocabulary:
+    num_spans = shape.spans.num_spans if shape.spans else 0
+    return vocabulary_for(tokenizer, num_spans, num_sentinels(config, task, model_seq_len))
+
+
+def _facts(shape: _SampleShape, task: str, tokenizer: TextTokenizer, vocabulary: Vocabulary) -> DataInfo:
+    """extras: ``tokenizer``, and ``sentinel_ids`` (tuple of int: of ``<extra_id_0>``, ``<extra_id_1>``, ...)."""
+    return DataInfo(
+        task=task,
+        vocab_size=vocabulary.vocab_size,
+        seq_len=shape.seq_len,
+        target_len=shape.spans.target_len if shape.spans else None,
+        pad_id=vocabulary.pad_id,
+        eos_id=vocabulary.eos_id,
+        extras={"tokenizer": tokenizer, "sentinel_ids": vocabulary.sentinel_ids},
+    )

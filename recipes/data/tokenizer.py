@@ -22,7 +22,7 @@ from recipes.data.files import Key, expanded, files_identity
 
 Ids = NDArray[np.int64]
 _TOKENIZER_FILES = (".json", ".txt", ".model", ".vocab", ".tiktoken", ".jinja")
-_LEARNED_FILE = "tokenizer.json"
+_LEARNED_FILE, _ABOUT_FILE = "tokenizer.json", "tokenizer_config.json"
 _SPECIALS = ("<pad>", "</s>", "<unk>")
 _ENDLESS_WORD = re.compile(r"(\S{1000})(?=\S)")
 
@@ -95,9 +95,12 @@ class FolderTokenizer(TextTokenizer):
         self.vocab_size = top + (found is None)
         self.own_sentinels = _numbered_sentinels(ids)
 
+    def files(self) -> list[Path]:
+        """Everything in the folder that may say how text becomes ids."""
+        return sorted(path for path in self._folder.iterdir() if path.suffix in _TOKENIZER_FILES)
+
     def identity(self) -> Key:
-        files = sorted(path for path in self._folder.iterdir() if path.suffix in _TOKENIZER_FILES)
-        return {"kind": "local", "files": files_identity(files, self._folder)}
+        return {"kind": "local", "files": files_identity(self.files(), self._folder)}
 
     def encode(self, pieces: list[bytes]) -> list[Ids]:
         texts = [piece.decode("utf-8", errors="ignore") for piece in pieces]  # pieces may begin inside a character
@@ -123,6 +126,9 @@ class LearnedTokenizer(TextTokenizer):
         self._tokenizer = Tokenizer.from_file(str(folder / _LEARNED_FILE))
         self._tokenizer.encode_special_tokens = True
         self.name = f"{self._tokenizer.get_vocab_size()} learned tokens"
+
+    def files(self) -> list[Path]:
+        return [self.folder / _LEARNED_FILE, self.folder / _ABOUT_FILE]
 
     def identity(self) -> Key:
         return {"kind": "train", "folder": self.folder.name}
@@ -156,7 +162,7 @@ def learn_tokenizer(folder: Path, texts: Iterable[str], vocab_size: int) -> None
     tokenizer.save(str(folder / _LEARNED_FILE))
     pad, eos, unk = _SPECIALS
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": eos, "unk_token": unk}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+    (folder / _ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
 
 
 def _without_endless_words(texts: Iterable[str]) -> Iterator[str]:

@@ -13,6 +13,9 @@ class ModelConfig:
 
     kind: str = described(MISSING, "registry name of the model family (gpt, t5, dhen, regnet, deepvit, or a plugin's)")
     provenance: str = described("", "where the sizes come from: exact, likely, or our own proposal")
+    init_from: str | None = described(
+        None, "folder of a model in Hugging Face's layout (safetensors) to start from; null: random weights"
+    )
 
 
 @dataclass

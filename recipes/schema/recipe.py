@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recipes.schema.actions import ExportConfig, GenerateConfig
 from recipes.schema.data import DataConfig
 from recipes.schema.engine import PrecisionConfig, RateLimiterConfig, ShardingConfig
 from recipes.schema.fields import described
@@ -35,3 +36,5 @@ class RecipeConfig:
     logger: LoggerConfig = described(LoggerConfig, "where metrics go")
     checkpoint: CheckpointConfig = described(CheckpointConfig, "saving and resuming")
     hardware: HardwareConfig = described(HardwareConfig, "profile for MFU and planning")
+    export: ExportConfig = described(ExportConfig, "a checkpoint as a Hugging Face folder")
+    generate: GenerateConfig = described(GenerateConfig, "text from a checkpoint")

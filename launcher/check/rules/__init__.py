@@ -1,6 +1,6 @@
 """Cross-field rules by subject."""
 
-from launcher.check.rules import data, later, models, ranks, slurm, sweeps, training
+from launcher.check.rules import actions, data, later, models, ranks, slurm, sweeps, training
 from launcher.check.rules.rule import Rule
 
 RULES: list[Rule] = [
@@ -11,6 +11,7 @@ RULES: list[Rule] = [
     *models.RULES,
     *data.RULES,
     *sweeps.RULES,
+    *actions.RULES,
 ]
 
 __all__ = ["RULES", "Rule"]

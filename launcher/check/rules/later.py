@@ -9,7 +9,7 @@ from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config
 
-AVAILABLE_ACTIONS = ("train", "check", "print_script", "sweep")
+AVAILABLE_ACTIONS = ("train", "check", "eval", "generate", "export", "inspect", "print_script", "sweep")
 RULES = Rules()
 
 
@@ -20,14 +20,14 @@ def _not_yet(about: About, key: str, got: object, remedy: str, expected: str = "
 @RULES.reading("action")
 def actions(config: Config, about: About) -> Iterator[Problem]:
     if config.action not in AVAILABLE_ACTIONS:
-        yield _not_yet(about, "action", config.action, "leave action out to train", " or ".join(AVAILABLE_ACTIONS))
+        yield _not_yet(about, "action", config.action, "leave action out to train", ", ".join(AVAILABLE_ACTIONS))
 
 
 @RULES.reading("checkpoint")
 def checkpoints(config: Config, about: About) -> Iterator[Problem]:
     if config.checkpoint.every is not None:
         yield _not_yet(about, "checkpoint.every", config.checkpoint.every, "checkpoint.every=null")
-    if config.checkpoint.resume != "never":
+    if config.checkpoint.resume != "never" and config.action == "train":
         yield _not_yet(about, "checkpoint.resume", config.checkpoint.resume, "checkpoint.resume=never")
 
 

@@ -13,6 +13,8 @@ from launcher.schema import Config
 from recipes.schema.derived import divisors, sharding_factor
 
 RULES = Rules()
+ON_RANKS = ("train", "eval", "generate")  # actions that start ranks, or join them
+WITHOUT_STEPS = ("eval", "generate", "export", "inspect")
 WORLD = ("cluster.num_nodes", "cluster.nproc_per_node")
 OURS = (
     "RANK",
@@ -57,7 +59,7 @@ def hosts(config: Config, about: About) -> Iterator[Problem]:
 
 @RULES.reading("cluster.kind", "action")
 def joining(config: Config, about: About) -> Iterator[Problem]:
-    if config.cluster.kind == "torchrun" and config.action == "train" and about.is_typed and about.joined is None:
+    if config.cluster.kind == "torchrun" and config.action in ON_RANKS and about.is_typed and about.joined is None:
         yield about.problem(
             "cluster.kind",
             "there are no ranks to join: RANK and WORLD_SIZE are not set",
@@ -87,9 +89,11 @@ def joined_world(config: Config, about: About) -> Iterator[Problem]:
             )
 
 
-@RULES.reading("sharding", *WORLD)
+@RULES.reading("action", "sharding", *WORLD)
 def factor(config: Config, about: About) -> Iterator[Problem]:
     """F divides W; ``hybrid`` on one host has no second level, so it wants F by name."""
+    if config.action in ("export", "inspect"):
+        return
     sharding, ranks = config.sharding, config.cluster.nproc_per_node
     world = world_size(config)
     if sharding.factor is None and sharding.default_factor == "host" and config.cluster.num_nodes == 1:
@@ -117,9 +121,11 @@ def factor(config: Config, about: About) -> Iterator[Problem]:
         )
 
 
-@RULES.reading("train.global_batch", "train.micro_batch", *WORLD)
+@RULES.reading("action", "train.global_batch", "train.micro_batch", *WORLD)
 def batches(config: Config, about: About) -> Iterator[Problem]:
     """global_batch = micro_batch x W x accumulation."""
+    if config.action in WITHOUT_STEPS:
+        return
     micro, world, total = config.train.micro_batch, world_size(config), config.train.global_batch
     step = world * (micro or 1)
     if total % step == 0:
@@ -142,7 +148,7 @@ def devices(config: Config, about: About) -> Iterator[Problem]:
     """GPUs that were asked for by name and are not there. (Another job step may show each rank only its own GPU.)"""
     if config.cluster.device != "cuda" or (config.cluster.kind != "local" and about.joined is None):
         return
-    if config.action != "train" and about.joined is None:
+    if config.action not in ON_RANKS and about.joined is None:
         return  # checking for another machine
     present, asked = about.gpus(), config.cluster.nproc_per_node
     if present >= asked or (about.joined is not None and present == 1):
