@@ -19,6 +19,7 @@ class Summary:
     train_loss: of the last step. evaluation: the last evaluation's metrics, empty without one.
     unit, units_per_s: what speed counts (``tokens`` or ``samples``) and how many a second over all ranks.
     tflops_per_rank, mfu, hfu: None where the model gives no FLOP count or the hardware's peak is unknown.
+    sent_bytes: what rank 0 sent to other ranks for the model since this start, evaluations included.
     num_skipped: updates left out because of their loss. num_unreadable: samples left out that could not be read.
     train_s: seconds spent in steps; wall_s: from start to end, preparing and evaluating included.
     """
@@ -42,6 +43,7 @@ class Summary:
     wall_s: float
     run_dir: str
     peak_memory: dict[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
     num_skipped: int = 0
     num_unreadable: int = 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from fsdp_core import bytes_sent
 from recipes.build import Built, build_trainee
 from recipes.context import RankContext
 from recipes.data.loading import TrainBatches
@@ -131,6 +132,7 @@ def summarise(context: RankContext, built: Built, result: LoopResult, wall_s: fl
         wall_s=wall_s,
         run_dir=str(context.run_dir),
         peak_memory=totals.peak_memory,
+        sent_bytes=sum(sent.nbytes for sent in bytes_sent(built.trainee.model).values()),
         num_skipped=totals.num_skipped,
         num_unreadable=totals.num_unreadable,
     )

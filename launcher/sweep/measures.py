@@ -11,8 +11,7 @@ from typing import Any
 LOSS = "train_loss"
 HELD_OUT = "eval_loss"
 MEMORY = ("peak_reserved_bytes", "peak_allocated_bytes", "peak_rss_bytes")  # the first that there is
-_BYTES_A_STEP = "sent_bytes"
-_OF_SUMMARY = (LOSS, "step_s", "units_per_s", "mfu", "train_s", "wall_s", "num_parameters", "world_size", _BYTES_A_STEP)
+_OF_SUMMARY = (LOSS, "step_s", "units_per_s", "mfu", "train_s", "wall_s", "num_parameters", "world_size", "sent_bytes")
 MAX_POINTS = 400  # of a curve in the report
 
 
@@ -20,7 +19,7 @@ def measures_of(run_dir: Path) -> dict[str, float]:
     """Columns of one run, those that are known; of a run that did not end well, what its lines say.
 
     train_loss: of the last step. eval_*: the last evaluation. best_*: the lowest on the way. step_s: median.
-    memory_bytes: the peak over all ranks and steps. sent_bytes: a rank's, in a step, where the run counts them.
+    memory_bytes: the peak over all ranks and steps. sent_bytes: by rank 0 to the others in the whole run.
     """
     lines = list(_lines(run_dir / "metrics.jsonl"))
     steps = [line for line in lines if "loss" in line]
@@ -29,7 +28,7 @@ def measures_of(run_dir: Path) -> dict[str, float]:
         found["steps"] = steps[-1]["step"]
         found[LOSS] = steps[-1]["loss"]
         found["step_s"] = _median([line["step_s"] for line in steps if line.get("step_s")])
-        for name in (*MEMORY, _BYTES_A_STEP):
+        for name in MEMORY:
             found[name] = max((line.get(name) or 0 for line in steps), default=0)
     for line in lines:
         for name, value in line.items():

@@ -114,7 +114,7 @@ def title(column: str) -> str:
         "step_s": "ms/step",
         "units_per_s": "units/s",
         "memory_bytes": "peak memory",
-        "sent_bytes": "sent/step",
+        "sent_bytes": "sent by rank 0",
     }.get(column, column.replace("_", " "))
 
 

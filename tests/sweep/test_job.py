@@ -87,6 +87,7 @@ def test_real_jobs_are_runs_of_their_own(tmp_path: Path) -> None:
     assert (good["state"], bad["state"], bad["failed_rank"]) == ("done", "failed", "1")
     assert bad["error"] == "RuntimeError: this rank does not like the weather"
     assert float(good["eval_loss"]) > 0 and float(good["memory_bytes"]) > 50 * 2**20
+    assert float(good["sent_bytes"]) > 3 * 4 * float(good["num_parameters"]) / 2  # three steps gather half each
     run_dir = Path(good["run_dir"])
     assert (run_dir / "summary.json").exists() and (run_dir / "config.yaml").exists()
     assert (run_dir / "logs" / "rank_1.log").exists()
