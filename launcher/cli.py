@@ -25,7 +25,8 @@ from launcher.plugins import load_plugins
 from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.schema import Config
-from launcher.slurm.start import script_of, submit_run
+from launcher.slurm import one_run
+from launcher.slurm.start import printed_script, submit_run
 from launcher.streams import lead_nowhere, make_streams_safe
 from launcher.sweep.commands import run_command
 from launcher.words import read_words
@@ -87,13 +88,16 @@ def _run(arguments: list[str]) -> int:
         return _show_config(line, composed)
     config = checked(composed)
     if config.action == "sweep":
+        run_dir = one_run.submitted(config.sweep.dir)
+        if run_dir is not None:
+            return one_run.run_command(run_dir, config.sweep.do)
         return run_command(config, composed.overrides, composed.sources)
     _refuse_sweep_keys(composed)
     request = _request(arguments, composed, config)
     if config.action in IN_THIS_PROCESS:
         return IN_THIS_PROCESS[config.action](config, request)
     if config.action == "print_script":
-        print(script_of(config, request), end="")
+        print(printed_script(config, request), end="")
         return EXIT_OK
     if config.cluster.kind == "slurm":
         return submit_run(config, request)

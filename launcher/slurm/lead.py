@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from launcher.facts import STATE_COPIES
 from launcher.schema import Config
 from launcher.time_limit import seconds_of
+from recipes.checkpoint.folder import SAVE_TIME_FILE
+from recipes.data.files import expanded
 from recipes.sizes import UnknownSize, expected_facts, model_size
 
 # SLURM looks at its clocks every 30 s, so a signal asked for S seconds ahead comes up to 60 s early.
@@ -36,6 +39,16 @@ def estimated_save_s(config: Config) -> float:
         return _SHORTEST_SAVE_S
     num_bytes = 4.0 * size.numel * (1 + STATE_COPIES.get(config.optimizer.kind, 2)) + size.tables_bytes
     return max(_SHORTEST_SAVE_S, num_bytes / (_BYTES_PER_S * config.cluster.num_nodes))
+
+
+def measured_save_s(run_dir: str | Path | None) -> float | None:
+    """What the latest save of the run in this folder took; None if nobody knows."""
+    if run_dir is None:
+        return None
+    try:
+        return float((expanded(str(run_dir)) / SAVE_TIME_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def shortest_limit_s(config: Config, measured_save_s: float | None = None) -> int:

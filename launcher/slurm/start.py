@@ -16,9 +16,9 @@ from launcher.request import LaunchRequest
 from launcher.schema import Config
 from launcher.slurm import client, records, states
 from launcher.slurm.client import SlurmError
-from launcher.slurm.script import JOB_LOG, script_text
+from launcher.slurm.script import JOB_LOG
 from launcher.slurm.status import exit_code_of, states_of, wait_for
-from launcher.slurm.submit import Prepared, place_of, refusal, submit
+from launcher.slurm.submit import Prepared, refusal, script_of, submit
 from recipes.data.files import expanded
 
 NEW_RUN_FOLDER = Path("runs") / "NEW_RUN_FOLDER"  # stands in a printed script for the folder that submitting makes
@@ -50,10 +50,10 @@ def submit_run(config: Config, request: LaunchRequest, environ: Mapping[str, str
     return _wait(run_dir, job) if config.sweep.wait else EXIT_OK
 
 
-def script_of(config: Config, request: LaunchRequest) -> str:
+def printed_script(config: Config, request: LaunchRequest) -> str:
     """``action=print_script``: what would be handed to sbatch. Makes nothing."""
     run_dir = NEW_RUN_FOLDER if config.run.dir is None else expanded(config.run.dir)
-    return script_text(config, place_of(prepared(config, request, run_dir.absolute())))
+    return script_of(prepared(config, request, run_dir.absolute()))
 
 
 def prepared(config: Config, request: LaunchRequest, run_dir: Path) -> Prepared:

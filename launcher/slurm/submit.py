@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.errors import ConfigErrors, Problem
 from launcher.schema import Config
 from launcher.slurm import client, records, snapshot
+from launcher.slurm.lead import measured_save_s
 from launcher.slurm.script import Array, Place, sbatch_options, script_text
 from recipes.secrets import is_secret
 
@@ -64,11 +65,16 @@ def place_of(job: Prepared) -> Place:
     return Place(job.run_dir, code_dir, sys.executable, plugins, job.name)
 
 
+def script_of(job: Prepared) -> str:
+    """Of a run that is a job by itself."""
+    return script_text(job.config, place_of(job), measured_save_s=measured_save_s(job.run_dir))
+
+
 def _submit_one(job: Prepared, environ: Mapping[str, str]) -> str:
     place = place_of(job)
     if job.code_dir is None:
         snapshot.take(place.code_dir)
-    script = _write(job.run_dir / records.FOLDER / "job.sh", script_text(job.config, place))
+    script = _write(job.run_dir / records.FOLDER / "job.sh", script_of(job))
     options = [name for name, _ in sbatch_options(job.config, place, None, 0)]
     job_id = _sbatch(script, job.config, options, environ)
     records.add(job.run_dir, "submitted", job=job_id)

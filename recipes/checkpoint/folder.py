@@ -26,6 +26,7 @@ from recipes.checkpoint.errors import DamagedCheckpoint
 
 ROOT_NAME = "checkpoints"
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
+SAVE_TIME_FILE = "save_seconds.txt"  # in the run folder: what the latest save took
 _FINAL = re.compile(r"step_(\d{8,})")
 _REPLACED = re.compile(r"\.(step_\d{8,})\.old")
 _PARTIAL = re.compile(r"\.step_\d{8,}\.attempt_\d+\.\w+")

@@ -14,7 +14,7 @@ import pytest
 from launcher.checked import checked
 from launcher.compose import compose
 from launcher.schema import ClusterConfig, Config
-from launcher.slurm.lead import lead_s, shortest_limit_s
+from launcher.slurm.lead import lead_s, measured_save_s, shortest_limit_s
 from launcher.slurm.script import Array, Place, script_text
 from recipes.registry import MODELS
 
@@ -108,6 +108,14 @@ def test_the_lead_follows_what_a_save_takes() -> None:
     assert lead_s(config_of(signal_lead_s=7), measured_save_s=100) == 7
     config.model = MODELS["gpt"].config(num_layers=96, hidden_size=12288, num_heads=96, max_seq_len=2048)
     assert lead_s(config) > 10_000  # 2.1 TB through one node
+
+
+def test_what_a_save_took_is_read_from_the_run_folder(tmp_path: Path) -> None:
+    assert measured_save_s(tmp_path) is None
+    (tmp_path / "save_seconds.txt").write_text("12.5\n")
+    assert measured_save_s(str(tmp_path)) == 12.5
+    (tmp_path / "save_seconds.txt").write_text("a while\n")
+    assert measured_save_s(tmp_path) is None
 
 
 def _compare(name: str, text: str) -> None:

@@ -99,6 +99,28 @@ def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_submitted_run_can_be_asked_after_and_cancelled(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(do: str) -> tuple[int, str]:
+        code = cli.main(["action=sweep", "sweep.dir=mine", f"sweep.do={do}"])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    assert cli.main(["cluster=slurm", "run.dir=mine"]) == 0
+    capsys.readouterr()
+    programs("squeue", "#!/bin/sh\necho '101|PENDING|PartitionTimeLimit||10:00'\n")
+    code, text = told("status")
+    assert (code, text.startswith("job 101: pending: will not start by itself: PartitionTimeLimit")) == (0, True)
+    programs("scancel", f"#!/bin/sh\necho $* >{tmp_path}/cancelled\n")
+    programs("squeue", "#!/bin/sh\necho '101|CANCELLED|None||10:00'\n")
+    assert told("cancel") == (0, "job 101: cancelled: it was cancelled\n")
+    assert (tmp_path / "cancelled").read_text() == "101\n"
+    code, text = told("retry")
+    assert code == 2
+    assert "run.dir=" in text
+
+
 def test_a_folder_that_a_job_uses_is_refused(
     programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config
 from launcher.slurm.fields import SlurmFields
-from launcher.slurm.lead import SLURM_CLOCK_S, START_UP_S, is_limit_too_short, lead_s, shortest_limit_s
+from launcher.slurm.lead import SLURM_CLOCK_S, START_UP_S, is_limit_too_short, lead_s, measured_save_s, shortest_limit_s
 from launcher.slurm.options import OUR_SRUN, OURS, PASSED_ON
 from launcher.time_limit import canonical
 
@@ -141,11 +141,12 @@ def resources(config: Config, about: About) -> Iterator[Problem]:
         )
 
 
-@RULES.reading("cluster", "model", "data", "optimizer")
+@RULES.reading("cluster", "model", "data", "optimizer", "run.dir")
 def time_to_save(config: Config, about: About) -> Iterator[Problem]:
-    if not _is_slurm(config) or not is_limit_too_short(config):
+    save_s = measured_save_s(config.run.dir)
+    if not _is_slurm(config) or not is_limit_too_short(config, save_s):
         return
-    lead, shortest = lead_s(config), shortest_limit_s(config)
+    lead, shortest = lead_s(config, save_s), shortest_limit_s(config, save_s)
     yield about.problem(
         "cluster.time_limit",
         "the time limit leaves no time to train: saving begins before the run has started",

@@ -1,0 +1,46 @@
+"""``action=sweep`` on the folder of one submitted run: what has become of its job, and cancelling it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher.announce import say
+from launcher.errors import EXIT_OK, ConfigErrors, Problem
+from launcher.slurm import client, records
+from launcher.slurm.client import SlurmError
+from launcher.slurm.status import states_of
+from launcher.slurm.submit import refusal
+from recipes.data.files import expanded
+
+
+def submitted(folder: str | None) -> Path | None:
+    """The run folder that ``folder`` names, if a run was submitted from it."""
+    if folder is None:
+        return None
+    run_dir = expanded(folder).absolute()
+    return None if records.story(run_dir).job is None else run_dir
+
+
+def run_command(run_dir: Path, do: str | None) -> int:
+    """do: ``status`` or ``cancel``.
+
+    Raises:
+        ConfigErrors: SLURM does not answer, or the command is one for sweeps.
+    """
+    story = records.story(run_dir)
+    assert story.job is not None
+    if do not in ("status", "cancel"):
+        remedy = f"the command it was submitted with, and run.dir={run_dir}, submits it again"
+        problem = Problem("this is the folder of one run, not of a sweep", "sweep.do", do, "", "status, cancel", remedy)
+        raise ConfigErrors([problem])
+    try:
+        if do == "cancel":
+            client.cancel([story.job])
+        (state,) = states_of([run_dir])
+    except SlurmError as error:
+        raise ConfigErrors([refusal(str(error))]) from None
+    say(f"job {story.job}: {state.state}{f': {state.note}' if state.note else ''}", sys.stdout)
+    if state.is_over and state.ended is not None and state.ended.failure is not None:
+        say(state.ended.failure.traceback, sys.stdout)
+    return EXIT_OK
