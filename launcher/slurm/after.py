@@ -38,18 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank_signals.ignore_all()  # a job that is being cancelled is recorded, too
     given = _parser().parse_args(arguments)
     limits = Limits(given.max_restarts, given.max_requeues, given.lead)
-    job, restart = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    own = public_id()
+    # SLURM_JOB_ID of an array's last element is the whole array's: it would be asked about, and requeued, as a whole.
+    own, restart = public_id(), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     ends = records.rank_ends(given.run_dir, own, restart)
-    queued = _ask(job)
+    queued = _ask(own)
     ended = judge(given.code, ends, queued, restart, limits)
-    if may_go_on(ended, records.story(given.run_dir), limits) and queued is not None and queued.state == "RUNNING":
+    is_running = queued is not None and queued.state == "RUNNING"
+    is_ours_to_requeue = is_running and may_go_on(ended, records.story(given.run_dir), limits)
+    if is_ours_to_requeue:
         ended = replace(ended, requeued=True)
     records.add_end(given.run_dir, own, restart, ended)
     _tell(ended, given.run_dir, int(os.environ.get("SLURM_NTASKS", "1")))
-    if ended.requeued:
+    if is_ours_to_requeue:
         try:
-            client.requeue(job)
+            client.requeue(own)
         except SlurmError as error:
             records.add_end(given.run_dir, own, restart, replace(ended, requeued=False))
             print(f"SLURM does not take the job back: {error}", file=sys.stderr)

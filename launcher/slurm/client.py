@@ -84,8 +84,8 @@ def queue(ids: Collection[str]) -> dict[str, Queued]:
 
 
 def closely(job: str) -> Queued | None:
-    """One job with its restarts; None where SLURM does not know it. Raises SlurmError."""
-    found = next(iter(queue([job]).values()), None)
+    """One job (or element, ``12_3``) with its restarts; None where SLURM does not know it. Raises SlurmError."""
+    found = queue([job]).get(job)
     match = re.search(r"\bRestarts=(\d+)", _call(["scontrol", "--oneliner", "show", "job", job])) if found else None
     return found if found is None or match is None else replace(found, restarts=int(match[1]))
 
