@@ -1,12 +1,14 @@
 """Where the ranks of a job step meet: a store on the step's first node, found without asking anybody.
 
-All tasks compute the same short list of ports. Rank 0 serves on the first that is free there; the others try the list
-until a store answers with this step's token, so that a stranger on one of the ports misleads nobody.
+All tasks compute the same short list of ports. Rank 0 takes the first that is free there and tells whoever connects the
+step's token and its store's port. The others try the list until they hear their own token, so that a stranger on one of
+the ports, one that says nothing included, misleads nobody.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from datetime import timedelta
 
@@ -14,9 +16,9 @@ import torch.distributed as dist
 
 from launcher.slurm.step import Step
 
-_TOKEN_KEY = "launcher/step"
-_ANSWER_S = 5.0  # for a stranger that takes the connection and says nothing
+_ANSWER_S = 5.0
 _PAUSE_S = 0.2
+_LONGEST_ANSWER = 200  # bytes
 
 
 def store_of(step: Step, timeout_s: float) -> dist.TCPStore:
@@ -30,17 +32,22 @@ def store_of(step: Step, timeout_s: float) -> dist.TCPStore:
 
 def _serve(step: Step, timeout_s: float) -> dist.TCPStore:
     listener = _listener(step.ports)
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-    store.set(_TOKEN_KEY, step.token)
+    timeout = timedelta(seconds=timeout_s)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timeout, wait_for_workers=False)
+    answer = f"{step.token} {store.port}\n".encode()
+    threading.Thread(target=_answer, args=(listener, answer), name="step-port", daemon=True).start()
     return store
+
+
+def _answer(listener: socket.socket, answer: bytes) -> None:
+    """For as long as the process lives."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(answer)
+        except OSError:  # who asked is gone already
+            continue
 
 
 def _listener(ports: list[int]) -> socket.socket:
@@ -60,28 +67,23 @@ def _find(step: Step, timeout_s: float) -> dist.TCPStore:
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         for port in step.ports:
-            store = _connect(step, port)
-            if store is not None:
-                store.set_timeout(timedelta(seconds=timeout_s))
-                return store
+            store_port = _ask(step, port)
+            if store_port is not None:
+                timeout = timedelta(seconds=timeout_s)
+                return dist.TCPStore(step.master_host, store_port, timeout=timeout, wait_for_workers=False)
         time.sleep(_PAUSE_S)
-    where = f"{step.master_host}, ports {_listed(step.ports)}"
-    raise RuntimeError(
-        f"rank 0 was not found in {timeout_s:g} s at {where}: it did not start, or a firewall is between"
-    )
+    where = f"{timeout_s:g} s at {step.master_host}, ports {_listed(step.ports)}"
+    raise RuntimeError(f"rank 0 was not found in {where}: it did not start, or a firewall is between")
 
 
-def _connect(step: Step, port: int) -> dist.TCPStore | None:
-    """The step's store if it is there. (A store by itself would go on asking a port at which nobody listens.)"""
-    answer = timedelta(seconds=_ANSWER_S)
+def _ask(step: Step, port: int) -> int | None:
+    """The port of the step's store, if it is rank 0 that answers here."""
     try:
-        with socket.create_connection((step.master_host, port), timeout=_ANSWER_S):
-            store = dist.TCPStore(step.master_host, port, is_master=False, timeout=answer, wait_for_workers=False)
-            if store.check([_TOKEN_KEY]) and store.get(_TOKEN_KEY).decode() == step.token:
-                return store
-    except (OSError, RuntimeError):  # nobody there yet, or somebody else
-        pass
-    return None
+        with socket.create_connection((step.master_host, port), timeout=_ANSWER_S) as connection:
+            token, _, store_port = connection.makefile().readline(_LONGEST_ANSWER).partition(" ")
+    except (OSError, UnicodeDecodeError):  # nobody there yet, or somebody else
+        return None
+    return int(store_port) if token == step.token else None
 
 
 def _listed(ports: list[int]) -> str:
