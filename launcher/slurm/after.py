@@ -24,6 +24,8 @@ from launcher.slurm.lead import SLURM_CLOCK_S
 from launcher.slurm.records import Ended, RankEnd, Story
 from launcher.slurm.step import public_id
 
+_MOST_LOST = 3  # a server that refuses connections looks the same, and would do so for ever
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -71,6 +73,8 @@ def judge(code: int, ends: Sequence[RankEnd], queued: Queued | None, restart: in
         is_taken = by_slurm.state == states.PENDING
         state = states.PREEMPTED if is_taken else by_slurm.state
         return Ended(state, EXIT_SAVED if _saved(code, ends) else EXIT_RANK_FAILED, by_slurm.note, requeued=is_taken)
+    if first is not None and first.is_lost_peer:  # whoever caused it could leave no word, nor could its keeper
+        return Ended(states.LOST, first.exit_code, f"a node seems to be lost; rank {first.rank} noticed: {first.what}")
     if first is not None:
         state = states.OOM if first.exit_code == EXIT_OUT_OF_MEMORY else states.FAILED
         return Ended(state, first.exit_code, f"rank {first.rank}: {first.what}", failure=first)
@@ -89,6 +93,8 @@ def may_go_on(ended: Ended, story: Story, limits: Limits) -> bool:
     """Whether the run may go back to the queue, if SLURM still counts it as running."""
     if ended.exit_code == EXIT_SAVED:
         return story.num_saves < limits.max_requeues
+    if ended.state == states.LOST:  # SLURM would start it again, too, but may notice later than the ranks
+        return story.num_lost < min(limits.max_requeues, _MOST_LOST)
     return ended.failure is not None and may_help(ended.failure) and story.num_crashes < limits.max_restarts
 
 

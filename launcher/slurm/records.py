@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from launcher.failure import Failure
 
 FOLDER = "slurm"
 DONE, SAVED, FAILED = "done", "saved", "failed"  # how one rank ended
+_LOST = "lost"  # of ``states``, which reads this module
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Story:
     job: id of the latest submission (``12`` or ``12_3``), None if it was never submitted.
     restart: of its latest start; None before the first.
     ended: the end of that start, None while it runs or if nothing could record it.
-    num_saves, num_crashes: starts of this job that went back to the queue after saving, after a crash.
+    num_saves, num_crashes, num_lost: starts of this job that went back to the queue after saving, after a crash, with
+        a lost node.
     """
 
     job: str | None = None
@@ -60,6 +62,7 @@ class Story:
     ended: Ended | None = None
     num_saves: int = 0
     num_crashes: int = 0
+    num_lost: int = 0
 
 
 def add(run_dir: Path, event: str, **facts: Any) -> None:
@@ -85,7 +88,7 @@ def story(run_dir: Path) -> Story:
         if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
             told = Story(job=str(line["job"]))
         if event == "started" and line["job"] == told.job:
-            told = Story(told.job, int(line["restart"]), None, told.num_saves, told.num_crashes)
+            told = replace(told, restart=int(line["restart"]), ended=None)
         elif event == "ended" and line["job"] == told.job and line["restart"] >= (told.restart or 0):
             told = _with_end(told, line)  # not the end of a start that was cut off and replaced
     return told
@@ -118,10 +121,14 @@ def _with_end(told: Story, line: dict[str, Any]) -> Story:
     fields = {name: line[name] for name in ("state", "exit_code", "why", "requeued")}
     failure = line.get("failure")
     ended = Ended(**fields, failure=None if failure is None else Failure(**failure))
-    saves, crashes = told.num_saves, told.num_crashes
-    if ended.requeued:
-        saves, crashes = (saves, crashes + 1) if ended.failure is not None else (saves + 1, crashes)
-    return Story(told.job, int(line["restart"]), ended, saves, crashes)
+    told = replace(told, restart=int(line["restart"]), ended=ended)
+    if not ended.requeued:
+        return told
+    if ended.failure is not None:
+        return replace(told, num_crashes=told.num_crashes + 1)
+    if ended.state == _LOST:
+        return replace(told, num_lost=told.num_lost + 1)
+    return replace(told, num_saves=told.num_saves + 1)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
