@@ -22,7 +22,7 @@ sys.path.insert(0, {root!r})
 from launcher.failure import Failure
 from launcher.slurm import task
 task._LOOK_S = 0.1
-def run(step, arguments, status, signals):
+def run(step, arguments, status, *signals):
     {body}
 sys.modules["launcher.slurm.rank"] = types.SimpleNamespace(run=run)
 task.main()
