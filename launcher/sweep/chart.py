@@ -40,6 +40,8 @@ def number_scale(
         air = (high / low) ** 0.06
         return Scale(low / air, high * air, True, tuple((tick, text(tick)) for tick in ticks))
     air = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    if unit != 1.0:  # ticks are told in whole units, so at least as many apart as there are ticks
+        air = max(air, (_MOST_TICKS * unit - (high - low)) / 2)
     low, high = low - air, high + air
     ticks = [tick * unit for tick in nice_ticks(low / unit, high / unit)]
     return Scale(low, high, False, tuple((tick, text(tick)) for tick in ticks))

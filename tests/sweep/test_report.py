@@ -35,6 +35,8 @@ def test_scales() -> None:
     assert alone.place(5.0) == pytest.approx(0.5)
     memory = number_scale([300 * 2**20, 380 * 2**20], str, unit=2**20)
     assert all(value % (20 * 2**20) == 0 for value, _ in memory.ticks)
+    alike = number_scale([319.1 * 2**20, 319.4 * 2**20], lambda value: f"{value / 2**20:.0f}", unit=2**20)
+    assert len({text for _, text in alike.ticks}) == len(alike.ticks) > 2
     names = name_scale(["a", "b"])
     assert [names.place(0), names.place(1)] == [0.25, 0.75]
 
