@@ -2,7 +2,7 @@
 
 import sys
 
-from launcher.cli import main
+from launcher.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())
