@@ -26,6 +26,7 @@ from fsdp_core.init import deferred_init, materialize, seeded_init
 from fsdp_core.layout.unit_policy import GroupPolicy, ModuleClassPolicy, PredicatePolicy, SizePolicy, regroup_by_order
 from fsdp_core.policy import MixedPrecision, RateLimit
 from fsdp_core.state.held_parts import fill_model, held_model, held_optimizer
+from fsdp_core.state.limiter_state import limiter_state, load_limiter_state
 from fsdp_core.state.optim_state import fill_optimizer
 from fsdp_core.wrapper import FullyShardedDataParallel
 
@@ -50,6 +51,8 @@ __all__ = [
     "held_model",
     "held_optimizer",
     "join",
+    "limiter_state",
+    "load_limiter_state",
     "load_optim_state_dict",
     "load_state_dict",
     "materialize",

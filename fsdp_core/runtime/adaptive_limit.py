@@ -82,6 +82,14 @@ class AdaptiveLimit:
             )
         return self.limit
 
+    def state_dict(self) -> dict[str, int]:
+        return {"limit": self.limit, "step": self._step, "quiet": self._quiet, "needed_quiet": self._needed_quiet}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The saved limit, or this one's ceiling if that is lower."""
+        self.limit = min(max(state["limit"], 1), self.ceiling)
+        self._step, self._quiet, self._needed_quiet = state["step"], state["quiet"], state["needed_quiet"]
+
     def _change(self, by: int, reason: str) -> None:
         after = min(max(self.limit + by, 1), self.ceiling)
         if after != self.limit:

@@ -37,6 +37,11 @@ class LimitAgreement:
         self._previous: MemorySample | None = None
         self._shared: torch.Tensor | None = None
 
+    def load(self, state: dict[str, int]) -> None:
+        """Continue from a saved ``AdaptiveLimit``; what the allocator said before this process began is gone."""
+        self.adaptive.load_state_dict(state)
+        self._limiter.max_inflight = self.adaptive.limit
+
     def step(self) -> Decision | None:
         """The change of the limit that the ranks have agreed on, if there is one."""
         if self._sample is None:  # no allocator statistics on this device: the limit stays
