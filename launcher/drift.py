@@ -37,6 +37,7 @@ KINDS = {
     "model.table_lr": NUMBERS,
     "data": NUMBERS,
     "data.cache_dir": SAFE,
+    "data.on_error": SAFE,
     "data.tokenizer": INCOMPATIBLE,
     "optimizer": NUMBERS,
     "optimizer.kind": INCOMPATIBLE,
@@ -59,11 +60,24 @@ KINDS = {
     "logger": SAFE,
     "checkpoint": SAFE,
     "hardware": SAFE,
+    "export": SAFE,
+    "generate": SAFE,
     "sweep": SAFE,
 }
 _KINDS_OF_THEIR_OWN = ("model.kind", "data.kind", "optimizer.kind")  # each with its own dataclass of keys
 # Never worth a line: they differ between any two starts of one run.
-_UNTOLD = ("run.", "checkpoint.", "logger.", "cluster.", "sweep.", "hardware.", "action", "plugins")
+_UNTOLD = (
+    "run.",
+    "checkpoint.",
+    "logger.",
+    "cluster.",
+    "sweep.",
+    "hardware.",
+    "export.",
+    "generate.",
+    "action",
+    "plugins",
+)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ _USERS = {
     "FolderError": EXIT_USAGE,
     "CheckpointError": EXIT_USAGE,
     "DamagedCheckpoint": EXIT_USAGE,
+    "Superseded": EXIT_RANK_FAILED,
 }
 _CAUSE_ORDER = ("vanished", "raised", "lost_peer")
 

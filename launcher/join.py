@@ -14,18 +14,20 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from launcher import provenance, rank_signals
-from launcher.announce import headline, let_the_first_rank_speak
+from launcher import provenance, rank_signals, resuming
+from launcher.announce import headline, let_the_first_rank_speak, say
 from launcher.environment import JoinedRanks
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failure import Failure
 from launcher.hang import backstop_s, watched
 from launcher.log_tee import tee_output
 from launcher.rank_run import rank_context, run_rank
+from launcher.rank_signals import SignalWatch
 from launcher.rendezvous import Meeting, agreed_device
 from launcher.request import LaunchRequest
 from launcher.run_folder import Lock, begin_logs, decide, next_attempt, open_named, rank_log, usable
 from launcher.schema import Config
+from launcher.time_limit import seconds_of
 from launcher.worker import guarded, leave
 
 # torchrun reads a failed rank's record from this file and names the earliest.
@@ -33,14 +35,15 @@ _TORCHRUN_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _SETTLE_S = 2.0
 
 
-def join(config: Config, request: LaunchRequest, ranks: JoinedRanks) -> int:
+def join(config: Config, request: LaunchRequest, ranks: JoinedRanks, signals: SignalWatch) -> int:
     """This rank's whole life. Returns its exit code; a failed rank ends here, without the interpreter's long goodbye.
 
     Raises:
         ConfigErrors: the ranks cannot find each other; or, on rank 0 alone, the run folder cannot be used (the other
             ranks then return 2 without a word).
     """
-    rank_signals.install()
+    if config.cluster.time_limit is not None:
+        signals.stop.ends_at = time.monotonic() + seconds_of(config.cluster.time_limit)
     os.environ.update(config.cluster.env)
     is_interactive = sys.stdout.isatty() and sys.stderr.isatty()
     meeting = Meeting.of_joined_ranks(ranks, backstop_s(config.cluster))
@@ -52,20 +55,24 @@ def join(config: Config, request: LaunchRequest, ranks: JoinedRanks) -> int:
         run_dir, attempt = agreed
         begin_logs(run_dir, [ranks.rank], attempt)
         held.enter_context(tee_output(rank_log(run_dir, ranks.rank)))
-        exit_code = guarded(ranks.rank, lambda: _run(config, meeting, run_dir, is_interactive, attempt), _report)
+        exit_code = guarded(
+            ranks.rank, lambda: _run(config, meeting, run_dir, is_interactive, attempt, signals), _report
+        )
         if exit_code != EXIT_OK:
             leave(exit_code)
         rank_signals.ignore_all()
     return EXIT_OK
 
 
-def _run(config: Config, meeting: Meeting, run_dir: Path, is_interactive: bool, attempt: int) -> None:
+def _run(
+    config: Config, meeting: Meeting, run_dir: Path, is_interactive: bool, attempt: int, signals: SignalWatch
+) -> int:
     device, hostnames = agreed_device(meeting, config.cluster.device, socket.gethostname())
     if meeting.ranks.rank == 0:
         print(headline(run_dir, meeting.ranks, device.type, "joined"), flush=True)
-    context = rank_context(meeting.ranks, device, hostnames, run_dir, is_interactive, attempt)
+    context = rank_context(meeting.ranks, device, hostnames, run_dir, is_interactive, attempt, signals.stop)
     with watched(run_dir, config.cluster, meeting.ranks, attempt, hostnames[meeting.ranks.rank]):
-        run_rank(config, meeting, device, context)
+        return run_rank(config, meeting, device, context, signals)
 
 
 def _agree_on_run_dir(
@@ -79,11 +86,15 @@ def _agree_on_run_dir(
         told: tuple[str, int] | None = None
         try:
             before = meeting.recall_run_dir()
+            lines = resuming.lines(config) if before is None else []
             run_dir = decide(config, request) if before is None else open_named(before)
             held.enter_context(Lock(run_dir))
             with usable(run_dir):
                 provenance.write(run_dir, request, config.plugins)
+                lines += resuming.take_back(config, run_dir) if before is None else []
                 attempt = next_attempt(run_dir)
+            for line in lines:
+                say(line)
             told = str(run_dir), attempt
             meeting.remember_run_dir(run_dir)
         finally:

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from launcher import failure as failures
-from launcher import provenance, restarts, run_folder
+from launcher import provenance, restarts, resuming, run_folder
 from launcher.announce import headline, say, short
 from launcher.device import choose_device, torch_cuda_version
 from launcher.environment import JoinedRanks, joined_ranks
@@ -26,6 +26,7 @@ from launcher.hang import HangWatch, watch_of
 from launcher.machine import num_cores, num_gpus
 from launcher.rank_output import Echo
 from launcher.rank_plan import LOOPBACK, rank_commands
+from launcher.rank_signals import SignalWatch, Told
 from launcher.request import LaunchRequest
 from launcher.schema import Config
 from launcher.supervisor import Limits, Outcome, supervise
@@ -47,8 +48,10 @@ def launch(
     """
     joined = joined_ranks(environ)
     if joined is not None:
+        told = Told(lambda what: say(f"rank {joined.rank}: {what}"), heeded=lambda: None)
+        signals = SignalWatch(told).install()  # before torch: importing it takes seconds
         # By name and now: this module imports torch, which composing, checking and the local launcher do without.
-        return import_module("launcher.join").join(config, request, joined)
+        return import_module("launcher.join").join(config, request, joined, signals)
     outcome = _launch_here(config, request, environ)
     if on_end is not None:
         on_end(outcome)
@@ -59,16 +62,18 @@ def _launch_here(config: Config, request: LaunchRequest, environ: Mapping[str, s
     device, why_cpu = _device(config)
     world_size = config.cluster.nproc_per_node
     ranks = JoinedRanks(rank=0, world_size=world_size, local_rank=0, local_world_size=world_size)
+    lines = resuming.lines(config)
     run_dir = run_folder.decide(config, request)
     with run_folder.Lock(run_dir):
         try:
             with run_folder.usable(run_dir):
                 provenance.write(run_dir, request, config.plugins)
+                lines += resuming.take_back(config, run_dir)
         except BaseException:
             run_folder.discard_if_unused(run_dir)
             raise
-        if why_cpu is not None:
-            say(why_cpu)
+        for line in lines if why_cpu is None else [why_cpu, *lines]:
+            say(line)
         say(headline(run_dir, ranks, device, "started"), sys.stdout)
         return _with_restarts(config, run_dir, device, environ)
 
@@ -112,6 +117,7 @@ def _run(
             config.plugins,
             config.cluster,
             attempt=attempt,
+            ends_at=limits.ends_at,
             device=device,
             listen_fd=listener.fileno(),
             port=listener.getsockname()[1],

@@ -23,6 +23,7 @@ def rank_commands(
     cluster: ClusterConfig,
     *,
     attempt: int,
+    ends_at: float | None,
     device: str,
     listen_fd: int,
     port: int,
@@ -33,6 +34,7 @@ def rank_commands(
 ) -> list[RankCommand]:
     """The ranks of a run on this host alone: rank and local rank are one number.
 
+    ends_at: when the time limit is over, on this host's monotonic clock, so that the ranks save before it.
     device: ``cpu`` or ``cuda``; each rank takes the GPU of its local rank among the visible ones.
     listen_fd, port: the rendezvous' socket, already listening, so that no other process can take the port between
         choosing and using it; rank 0 inherits it.
@@ -40,6 +42,8 @@ def rank_commands(
     """
     argv = [sys.executable, "-P", "-m", "launcher.worker", "--run-dir", str(run_dir), "--device", device]
     argv += ["--attempt", str(attempt)]
+    if ends_at is not None:
+        argv += ["--ends-at", repr(ends_at)]
     for plugin in plugins:
         argv += ["--plugin", str(Path(plugin).absolute())]
     world_size = cluster.nproc_per_node

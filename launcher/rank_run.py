@@ -14,10 +14,13 @@ from typing import Protocol
 import torch
 import yaml
 
+from launcher import rank_signals
 from launcher.check import About, read_config
 from launcher.environment import JoinedRanks, joined_ranks
+from launcher.errors import EXIT_OK, EXIT_SAVED
 from launcher.hang import backstop_s
 from launcher.plugins import load_plugins
+from launcher.rank_signals import SignalWatch
 from launcher.rendezvous import Meeting
 from launcher.run_folder import CONFIG_FILE, flight_folder
 from launcher.schema import Config
@@ -27,6 +30,7 @@ from recipes.flight import open_recorder
 from recipes.flight.report import where
 from recipes.flight.ring import read_ring, ring_path
 from recipes.schema import RecipeConfig
+from recipes.stop import StoppedFromOutside, StopRequest
 
 _OUR_PACKAGES = ("launcher", "recipes", "fsdp_core")
 
@@ -40,16 +44,19 @@ class Recipe(Protocol):
 RECIPES: dict[str, Recipe] = {"train": train, "eval": evaluation, "generate": generation}
 
 
-def run_local_rank(arguments: argparse.Namespace, recipe: Recipe | None = None) -> None:
-    """One rank of a run on this host alone; ``arguments`` as ``launcher.worker`` parses them."""
+def run_local_rank(arguments: argparse.Namespace, signals: SignalWatch, recipe: Recipe | None = None) -> int:
+    """One rank of a run on this host alone, to its exit code; ``arguments`` as ``launcher.worker`` parses them."""
     config = stored_config(arguments.run_dir, arguments.plugin)
+    signals.stop.ends_at = arguments.ends_at
     ranks = joined_ranks()
     assert ranks is not None, "the launcher sets RANK and WORLD_SIZE"
     meeting = Meeting.of_local_ranks(ranks, arguments.listen_fd, backstop_s(config.cluster))
     device = torch.device("cpu") if arguments.device == "cpu" else torch.device("cuda", ranks.local_rank)
     hostnames = (socket.gethostname(),) * ranks.world_size
-    context = rank_context(ranks, device, hostnames, arguments.run_dir, arguments.interactive, arguments.attempt)
-    run_rank(config, meeting, device, context, recipe)
+    context = rank_context(
+        ranks, device, hostnames, arguments.run_dir, arguments.interactive, arguments.attempt, signals.stop
+    )
+    return run_rank(config, meeting, device, context, signals, recipe)
 
 
 def stored_config(run_dir: Path, plugins: Sequence[str]) -> Config:
@@ -64,18 +71,30 @@ def run_rank(
     meeting: Meeting,
     device: torch.device,
     context: RankContext,
+    signals: SignalWatch,
     recipe: Recipe | None = None,
-) -> None:
+) -> int:
     """Makes the process group, runs the recipe, leaves together with the other ranks.
 
     recipe: null for the one of ``config.action``.
+
+    Returns the exit code: 0, or 75 where the run was asked to stop and what it trained is saved.
     """
     ranks = meeting.ranks
+    signals.grace_s = config.cluster.grace_s
+    if config.action != "train":
+        signals.nothing_to_save()
     _prepare(config, ranks, device)
     meeting.make_process_group(device, backstop_s(config.cluster))
-    with _place_of_failure(context):
-        (recipe or RECIPES[config.action]).run(config, context)
+    exit_code = EXIT_OK
+    try:
+        with _place_of_failure(context):
+            (recipe or RECIPES[config.action]).run(config, context)
+    except StoppedFromOutside:  # rank 0 has said so
+        exit_code = EXIT_SAVED
+        rank_signals.ignore_all()  # whoever leaves first must not make the others' launcher end them as failed
     meeting.leave_together()
+    return exit_code
 
 
 @contextmanager
@@ -83,6 +102,8 @@ def _place_of_failure(context: RankContext) -> Iterator[None]:
     """An exception is told with what the rank was at: out of memory in which unit's forward, of which step."""
     try:
         yield
+    except StoppedFromOutside:
+        raise
     except Exception as error:
         ring = read_ring(ring_path(flight_folder(context.run_dir), context.rank))
         if ring is not None and ring.entries and ring.attempt == context.attempt:
@@ -97,6 +118,7 @@ def rank_context(
     run_dir: Path,
     is_interactive: bool,
     attempt: int,
+    stop: StopRequest,
 ) -> RankContext:
     """Opens the flight record: from here on a hang of this rank can be explained."""
     return RankContext(
@@ -111,6 +133,7 @@ def rank_context(
         run_dir=run_dir,
         is_interactive=is_interactive and ranks.rank == 0,
         attempt=attempt,
+        stop=stop,
         flight=open_recorder(
             flight_folder(run_dir),
             rank=ranks.rank,

@@ -1,4 +1,4 @@
-"""The word a rank leaves for its launcher: one JSON record on a pipe, ``done`` or a failure.
+"""The word a rank leaves for its launcher: JSON records on a pipe: ``done`` or a failure, perhaps ``saving`` before.
 
 A pipe and not a file: nothing to clean up, and the record is complete when the process is gone. A rank that ends
 without a record was killed or left early, whatever its exit code says.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from launcher.failure import Failure
 
@@ -22,10 +23,16 @@ _READ_BYTES = 65_536
 
 @dataclass(frozen=True)
 class Status:
-    """What a rank said last: that it reached the end, or how it failed."""
+    """What a rank said: that it reached the end, or how it failed; until then, that it saves because it was asked to
+    stop, which may take longer than the grace period."""
 
     is_done: bool
     failure: Failure | None = None
+    is_saving: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        return self.is_done or self.failure is not None
 
 
 class StatusWriter:
@@ -50,6 +57,9 @@ class StatusWriter:
 
     def done(self) -> None:
         self._write({"is_done": True})
+
+    def saving(self) -> None:
+        self._write({"is_done": False, "is_saving": True})
 
     def failed(self, failure: Failure) -> None:
         fields = asdict(failure)
@@ -85,7 +95,7 @@ class StatusReader:
         os.close(self._write_fd)
 
     def latest(self) -> Status | None:
-        """The rank's last whole record, None if it said nothing yet."""
+        """The rank's last word if there is one, else its last whole record; None if it said nothing yet."""
         while self._is_open:
             try:
                 piece = os.read(self._read_fd, _READ_BYTES)
@@ -97,12 +107,16 @@ class StatusReader:
         records = self._text.split(b"\n")[:-1]
         if not records:
             return None
-        record = json.loads(records[-1])
-        if record["is_done"]:
-            return Status(is_done=True)
-        return Status(is_done=False, failure=Failure(**record["failure"]))
+        said = [_status(json.loads(record)) for record in records]
+        return next((status for status in reversed(said) if status.is_final), said[-1])
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
             os.close(self._read_fd)
+
+
+def _status(record: dict[str, Any]) -> Status:
+    if "failure" in record:
+        return Status(is_done=False, failure=Failure(**record["failure"]))
+    return Status(record["is_done"], is_saving=record.get("is_saving", False))

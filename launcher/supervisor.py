@@ -6,7 +6,8 @@ How a run ends here, in the order in which it is decided:
 all ranks said "done"                       0, or 75 if all left with 75 (saved on a signal)
 a rank failed, was killed or left early     the others get SIGKILL at once; the failure that came first counts
 no rank makes progress any more             stacks into the logs, SIGKILL to all; 5, with a report of who is where
-a stop signal, or the time limit            passed on to every rank; after the grace period SIGKILL; 128 + signal
+a stop signal, or the time limit            passed on to every rank: 75 if all saved and left with it; ranks that do
+                                            not save by then get SIGKILL after the grace period; 128 + signal
 a second stop signal                        SIGKILL to all at once
 ==========================================  ====================================================================
 """
@@ -35,6 +36,7 @@ from launcher.rank_signals import STOP_SIGNALS, exit_code_of
 _WAKE_S = 0.1  # ends of processes and signals wake the loop at once; this is for clocks
 _SETTLE_S = 1.0  # how long a lost connection waits for its cause to show
 INTERRUPT_GRACE_S = 5.0  # Ctrl-C: somebody sits and waits
+_LAST_WORD_S = 1.0  # a rank ends itself at the end of its grace period, and says so
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Limits:
     grace_s: float
     time_limit_s: float | None = None
     spent_s: float = 0.0
+
+    @property
+    def ends_at(self) -> float | None:
+        """When an attempt that begins now must have ended, on the monotonic clock that processes of a host share."""
+        return None if self.time_limit_s is None else time.monotonic() + self.time_limit_s - self.spent_s
 
 
 def supervise(
@@ -104,12 +111,12 @@ class _Watch:
         self._inbox = inbox
         self._hang_watch = hang_watch
         self._oom_kills_before = oom_kills.count()
-        started = time.monotonic()
-        self._time_limit = None if limits.time_limit_s is None else started + limits.time_limit_s - limits.spent_s
+        self._time_limit = limits.ends_at
         self._stop_signal: int | None = None
         self._stopped_by: str | None = None
         self._is_time_limit = False
         self._kill_at: float | None = None
+        self._must_end_now = False
 
     def until_the_end(self) -> Outcome:
         while True:
@@ -158,7 +165,7 @@ class _Watch:
         for signum in self._inbox.take():
             if self._stop_signal is not None:
                 self._say(f"{signal.Signals(signum).name} again: ending the ranks at once")
-                self._kill_at = 0.0
+                self._kill_at, self._must_end_now = 0.0, True
             else:
                 self._stop(signum, signal.Signals(signum).name)
         now = time.monotonic()
@@ -167,7 +174,8 @@ class _Watch:
             self._stop(signal.SIGTERM, f"the time limit of {self._limits.time_limit_s:g} s (cluster.time_limit)")
         if self._kill_at is not None and now >= self._kill_at:
             for process in self.processes:
-                process.send(signal.SIGKILL)
+                if self._must_end_now or not self._is_saving(process):
+                    process.send(signal.SIGKILL)
 
     def _stop(self, signum: int, why: str) -> None:
         is_interrupt = signum == signal.SIGINT
@@ -175,7 +183,7 @@ class _Watch:
         again = "; Ctrl-C again ends them at once" if is_interrupt else ""
         self._say(f"stopped by {why}: the ranks have {grace_s:g} s to leave{again}")
         self._stop_signal, self._stopped_by = signum, why
-        self._kill_at = time.monotonic() + grace_s
+        self._kill_at = time.monotonic() + grace_s + (0.0 if is_interrupt else _LAST_WORD_S)
         for process in self.processes:
             process.send(signum)
 
@@ -190,6 +198,12 @@ class _Watch:
         if all(self._left_well(process) for process in self.processes) and len(codes) == 1:
             return codes.pop()
         return None
+
+    @staticmethod
+    def _is_saving(process: RankProcess) -> bool:
+        """All ranks have agreed to stop and write what they trained: that takes what it takes."""
+        status = process.status()
+        return status is not None and status.is_saving
 
     @staticmethod
     def _left_well(process: RankProcess) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes.flight import NO_FLIGHT, FlightRecorder
+from recipes.stop import StopRequest
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class RankContext:
     run_dir: the run folder; exists on every rank.
     is_interactive: rank 0 may draw a progress bar.
     flight: told what this rank is about to do, for the report of a hang.
+    stop: asks this rank to stop at a step boundary.
     attempt: how many times ranks were started in this run folder, from 1; the same on all ranks.
     """
 
@@ -34,6 +36,7 @@ class RankContext:
     run_dir: Path
     is_interactive: bool = False
     attempt: int = 1
+    stop: StopRequest = field(default_factory=StopRequest)
     flight: FlightRecorder = NO_FLIGHT
 
     @property

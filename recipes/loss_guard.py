@@ -22,6 +22,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +74,13 @@ class SpikeDetector:
             self._window.append(loss)
         return is_spike
 
+    def state_dict(self) -> list[float]:
+        return list(self._window)
+
+    def load_state_dict(self, state: list[float]) -> None:
+        self._window.clear()
+        self._window.extend(state)
+
 
 class LossGuard:
     """One rank's judge; every rank's says the same. Told of every step once, in order."""
@@ -94,6 +102,18 @@ class LossGuard:
     @property
     def must_stop(self) -> bool:
         return self._stop is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON, the same on all ranks."""
+        return {
+            "spikes": self._spikes.state_dict(),
+            "bad_in_a_row": self._num_bad_in_a_row,
+            "skipped_in_a_row": self._num_skipped_in_a_row,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._spikes.load_state_dict(state["spikes"])
+        self._num_bad_in_a_row, self._num_skipped_in_a_row = state["bad_in_a_row"], state["skipped_in_a_row"]
 
     def veto(self, step: int) -> Veto | None:
         """What the step asks before its update; None where losses are judged later."""

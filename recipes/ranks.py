@@ -6,7 +6,9 @@ With one rank nothing is sent and no process group is needed.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -79,6 +81,22 @@ class Ranks:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
+
+    def exchange(self, fact: Any) -> list[Any]:
+        """Every rank's fact (plain JSON, any size), in rank order, on every rank. Waits for the device."""
+        if self.world_size == 1:
+            return [fact]
+        own = torch.frombuffer(bytearray(json.dumps(fact).encode()), dtype=torch.uint8).to(self.device)
+        lengths = self.gather(torch.tensor([own.numel()], device=self.device)).tolist()
+        longest = max(lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        padded[: own.numel()] = own
+        rows = self.gather(padded).cpu().view(self.world_size, longest)
+        return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
+
+    def tell(self, fact: Any) -> Any:
+        """Rank 0's fact, on every rank."""
+        return self.exchange(fact if self.is_main else None)[0]
 
     def barrier(self) -> None:
         if self.world_size > 1:

@@ -52,17 +52,22 @@ Veto = Callable[[Tensor, Tensor, Tensor], bool]  # (loss_sum, num_targets, grad_
 
 
 def train_step(
-    trainee: Trainee, micro_batches: Sequence[Batch], lr: float, clock: StepClock, veto: Veto | None = None
+    trainee: Trainee,
+    micro_batches: Sequence[Batch],
+    lr: float,
+    clock: StepClock,
+    wishes: Sequence[float] = (),
+    veto: Veto | None = None,
 ) -> StepOutcome:
     """micro_batches: this rank's part of the global batch, on the host, each tensor [b, ...].
 
+    wishes: this rank's, summed over ranks beside the count of targets (``recipes.boundary``).
     veto: asked before the optimizer, must answer alike on all ranks; None: no update is ever left out.
     """
     model, task, scaler, ranks = trainee.model, trainee.task, trainee.scaler, trainee.ranks
     device = ranks.device
     own_targets = sum(task.count_targets(batch) for batch in micro_batches)
-    # Filled, not copied: a copy from the host would make it wait for the device.
-    pending_targets = ranks.start_sum(torch.full((), float(own_targets), dtype=torch.float64, device=device))
+    pending_sums = ranks.start_sum(filled((own_targets, *wishes), device))
     loss_sum = torch.zeros((), device=device)
     num_targets: Tensor | None = None
     clock.mark("data")
@@ -70,7 +75,7 @@ def train_step(
     for position, batch in enumerate(on_device(micro_batches, device)):
         with communication(trainee, is_last=position == len(micro_batches) - 1):
             micro_loss = task.loss_sum(task.logits(model, batch), batch["labels"])  # 0-dim, fp32, a sum
-            num_targets = pending_targets.wait()  # of all ranks and micro-batches
+            num_targets = pending_sums.wait()[0]  # of all ranks and micro-batches
             clock.mark("forward")
             scaler.scale(micro_loss / num_targets.float().clamp(min=1)).backward()  # a step may count no target
             clock.mark("backward")
@@ -92,7 +97,17 @@ def train_step(
         optimizer.zero_grad()
     scaler.update()
     clock.mark("optimizer")
-    return StepOutcome(loss_sum, num_targets, grad_norm, loss_scale, skipped)
+    return StepOutcome(loss_sum, num_targets, grad_norm, loss_scale, pending_sums.wait()[1:], skipped)
+
+
+def filled(values: Sequence[float], device: torch.device) -> Tensor:
+    """float64 [n]. On a GPU filled there, not copied: a copy from the host would make it wait for the device."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.float64)
+    tensor = torch.empty(len(values), dtype=torch.float64, device=device)
+    for position, value in enumerate(values):
+        tensor[position].fill_(value)
+    return tensor
 
 
 def communication(trainee: Trainee, is_last: bool) -> AbstractContextManager:

@@ -1,30 +1,42 @@
 """``run``: one recipe on one rank, from a checked config to a summary. Start reading here.
 
-seeds, kernels -> samples (prepare) -> model, shards, optimizer (build) -> steps (loop, step) -> summary, picture
+kernels -> samples (prepare) -> model, shards, optimizer (build) -> a checkpoint, if there is one (resume) -> seeds ->
+steps (loop, step), checkpoints (saver) -> summary, picture
 """
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
 from fsdp_core import bytes_sent
+from recipes.boundary import Boundary
 from recipes.build import Built, build_trainee
+from recipes.checkpoint.checkpointer import Checkpointer
+from recipes.checkpoint.folder import checkpoints_of
 from recipes.context import RankContext
 from recipes.data.loading import TrainBatches
 from recipes.data.records import DataInfo, Splits
 from recipes.flight.recorder import CLOSING
 from recipes.loggers import Logger, open_loggers
+from recipes.loggers.base import FROM_THE_BEGINNING
+from recipes.loggers.jsonl import read_lines
+from recipes.loggers.select import without_secrets
 from recipes.loop import Loop, LoopResult
 from recipes.loss_picture import draw_loss
 from recipes.metrics.clock import step_clock
 from recipes.metrics.flops import peak_flops, sample_flops
-from recipes.metrics.ledger import Ledger, StepShape
+from recipes.metrics.ledger import Ledger, Line, StepShape
 from recipes.metrics.memory import memory_meter
+from recipes.metrics.totals import RunTotals
 from recipes.prepare import eval_batches, prepare_splits, train_batches
 from recipes.ranks import Ranks
 from recipes.registry import MODELS
 from recipes.report import Report
+from recipes.resume import Resumed, restore, resume, resumed_lines, with_the_same_batch
+from recipes.run_state import LimiterPart, Part, ScalerPart
+from recipes.saver import Saver
 from recipes.schedulers import schedule
 from recipes.schema import RecipeConfig
 from recipes.seeds import choose_kernels, seed_training
@@ -35,8 +47,12 @@ from recipes.windows import StepWindow, windows_of
 def run(config: RecipeConfig, context: RankContext) -> Summary:
     """Train as ``config`` says; called by every rank of the run, with the default process group made when W > 1.
 
+    Goes on from the newest whole checkpoint of the run folder, or of ``checkpoint.resume``, if there is one.
     Leaves in ``context.run_dir`` (rank 0): metrics.jsonl, summary.json, loss.png, and what the config asks for.
-    Raises whatever goes wrong, on the rank where it does; ending the others is the launcher's part.
+
+    Raises:
+        StoppedFromOutside: ``context.stop`` asked for it; what was trained is saved, on every rank alike.
+        Whatever goes wrong, on the rank where it does; ending the others is the launcher's part.
     """
     started = time.perf_counter()
     ranks, report = Ranks.of(context), Report.of(context)
@@ -45,10 +61,23 @@ def run(config: RecipeConfig, context: RankContext) -> Summary:
     splits = prepare_splits(config, ranks, report)
     context.flight.event("progress", "building the model")
     built = build_trainee(config, context, ranks, splits.info)
+    checkpointer = Checkpointer(
+        checkpoints_of(Path(context.run_dir)),
+        built.trainee,
+        ranks,
+        config.checkpoint,
+        attempt=context.attempt,
+        config_tree=without_secrets(config),
+        say=report.line,
+    )
     for line in opening_lines(config, splits.info, built):
         report.line(line)
-    seed_training(config.run, context.rank)
-    result = train(config, context, ranks, splits, built, report, started)
+    resumed = resume(config, context, ranks, checkpointer, report)
+    if resumed is not None:
+        config, batch_line = with_the_same_batch(config, resumed, ranks.world_size)
+        for line in resumed_lines(resumed, ranks.world_size, batch_line):
+            report.line(line)
+    result = train(config, context, ranks, splits, built, report, checkpointer, resumed, started)
     report.line(result.text())
     return result
 
@@ -60,14 +89,23 @@ def train(
     splits: Splits,
     built: Built,
     report: Report,
+    checkpointer: Checkpointer,
+    resumed: Resumed | None,
     started: float,
 ) -> Summary:
     """The loop and what it leaves behind; closes everything it opened, whatever happens."""
-    loggers = open_loggers(config, context)
+    loggers = open_loggers(config, context, FROM_THE_BEGINNING if resumed is None else resumed.start)
     windows = windows_of(config.train, context, built.trainee.model)
     summary: Summary | None = None
     try:
         with train_batches(config, splits, ranks) as batches:
+            parts: dict[str, Part] = {
+                "data": batches,
+                "scaler": ScalerPart(built.trainee.scaler),
+                "limiter": LimiterPart(built.trainee.model),
+            }
+            first_step = 0 if resumed is None else resumed.state.step
+            saver = Saver(config.checkpoint, checkpointer, ranks, Path(context.run_dir), parts, first_step)
             loop = Loop(
                 config=config,
                 trainee=built.trainee,
@@ -78,8 +116,17 @@ def train(
                 ledger=step_ledger(config, splits, built, ranks, batches),
                 loggers=loggers,
                 report=report,
+                boundary=Boundary(ranks, context.stop, saver.is_due_by_clock, lambda: saver.save_s),
+                saver=saver,
                 windows=windows,
+                first_step=first_step,
             )
+            parts["loop"] = loop
+            seed_training(config.run, context.rank)
+            if resumed is not None:
+                loop.totals = totals_so_far(context, ranks)
+                restore(resumed, parts, config, context, report)
+                loop.ledger.begin_at(first_step, batches.num_taken)
             result = loop.run()
         context.flight.enter(CLOSING)
         summary = summarise(context, built, result, time.perf_counter() - started)
@@ -87,6 +134,12 @@ def train(
     finally:
         close_all(windows, loggers, report, summary)
     return summary
+
+
+def totals_so_far(context: RankContext, ranks: Ranks) -> RunTotals:
+    """Of the steps before this start, from rank 0's metrics.jsonl, the same on every rank. Collective."""
+    lines = read_lines(Path(context.run_dir) / "metrics.jsonl") if ranks.is_main else []
+    return RunTotals.from_json(ranks.tell(RunTotals.of(lines).as_json()))
 
 
 def step_ledger(
@@ -108,22 +161,20 @@ def step_ledger(
 
 def summarise(context: RankContext, built: Built, result: LoopResult, wall_s: float) -> Summary:
     totals, unit = result.totals, built.trainee.task.throughput_unit
-    last = totals.last
-    assert last is not None  # train.steps is at least 1
+    last: Line = totals.last or {}  # empty where nothing was left to do and the metrics are gone
     units_per_s = totals.rate_of_median_step(f"{unit}_per_s")
-    assert units_per_s is not None
     return Summary(
         status=result.status,
         steps=result.steps,
-        samples=int(last["samples"] or 0),
+        samples=int(last.get("samples") or 0),
         world_size=context.world_size,
         sharding_factor=built.groups.sharding_factor,
         num_parameters=built.num_parameters,
-        train_loss=float(last["loss"] if last["loss"] is not None else "nan"),
+        train_loss=math.nan if last.get("loss") is None else float(last["loss"] or 0.0),
         evaluation=result.evaluation,
         best_eval_loss=result.best_eval_loss,
         unit=unit,
-        units_per_s=units_per_s,
+        units_per_s=math.nan if units_per_s is None else units_per_s,
         step_s=totals.median_step_s,
         tflops_per_rank=totals.rate_of_median_step("tflops_per_rank"),
         mfu=totals.rate_of_median_step("mfu"),

@@ -11,21 +11,21 @@ from typing import NoReturn
 
 from launcher.announce import headline
 from launcher.environment import JoinedRanks
-from launcher.errors import EXIT_OK
 from launcher.failure import Failure
 from launcher.hang import backstop_s, watched
 from launcher.log_tee import tee_output
 from launcher.rank_run import rank_context, run_rank, stored_config
+from launcher.rank_signals import SignalWatch
 from launcher.rendezvous import Meeting, agreed_device
 from launcher.run_folder import next_attempt, rank_log
 from launcher.slurm.step import Step
 from launcher.status_pipe import StatusWriter
-from launcher.worker import guarded, leave
+from launcher.worker import GOOD_ENDS, guarded, leave
 
 _THREAD_VARIABLE = "OMP_NUM_THREADS"
 
 
-def run(step: Step, arguments: argparse.Namespace, status: StatusWriter) -> NoReturn:
+def run(step: Step, arguments: argparse.Namespace, status: StatusWriter, signals: SignalWatch) -> NoReturn:
     """The rank's whole life; ends the process."""
     faulthandler.enable()
     export(step)
@@ -35,8 +35,8 @@ def run(step: Step, arguments: argparse.Namespace, status: StatusWriter) -> NoRe
             status.failed(failure)
             _print(failure)
 
-        exit_code = guarded(step.rank, lambda: _train(step, arguments), report)
-        if exit_code == EXIT_OK:
+        exit_code = guarded(step.rank, lambda: _train(step, arguments, signals), report)
+        if exit_code in GOOD_ENDS:
             status.done()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -57,7 +57,7 @@ def export(step: Step) -> None:
     os.environ.setdefault(_THREAD_VARIABLE, cores)
 
 
-def _train(step: Step, arguments: argparse.Namespace) -> None:
+def _train(step: Step, arguments: argparse.Namespace, signals: SignalWatch) -> int:
     config = stored_config(arguments.run_dir, arguments.plugin)
     if config.run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when CUDA starts
@@ -67,9 +67,9 @@ def _train(step: Step, arguments: argparse.Namespace) -> None:
         print(headline(arguments.run_dir, meeting.ranks, device.type, "started"), flush=True)
     # Counted in the folder, so that ranks of a lost node that linger know themselves to be of an older attempt.
     attempt = meeting.exchange(next_attempt(arguments.run_dir) if step.rank == 0 else None)[0]
-    context = rank_context(meeting.ranks, device, hostnames, arguments.run_dir, is_interactive=False, attempt=attempt)
+    context = rank_context(meeting.ranks, device, hostnames, arguments.run_dir, False, attempt, signals.stop)
     with watched(arguments.run_dir, config.cluster, meeting.ranks, attempt, hostnames[step.rank]):
-        run_rank(config, meeting, device, context)
+        return run_rank(config, meeting, device, context, signals)
 
 
 def _print(failure: Failure) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher import provenance, run_folder
+from launcher import provenance, resuming, run_folder
 from launcher.announce import say, short
 from launcher.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigErrors, Problem
 from launcher.request import LaunchRequest
@@ -37,15 +37,19 @@ def submit_run(config: Config, request: LaunchRequest, environ: Mapping[str, str
     is_new = named is None or not named.exists()
     if named is not None and not is_new:
         _refuse_busy(named)
+    lines = resuming.lines(config)
     run_dir = run_folder.decide(config, request)
     try:
         with run_folder.Lock(run_dir), run_folder.usable(run_dir):
             provenance.write(run_dir, request, config.plugins)
+            lines += resuming.take_back(config, run_dir)
             (job,) = submit([prepared(config, request, run_dir)], environ=environ)
     except BaseException:
         if is_new:
             shutil.rmtree(run_dir, ignore_errors=True)
         raise
+    for line in lines:
+        say(line)
     say(f"job {job} submitted\nrun folder: {short(run_dir)}\nlog: {short(run_dir / JOB_LOG)}", sys.stdout)
     return _wait(run_dir, job) if config.sweep.wait else EXIT_OK
 

@@ -26,11 +26,13 @@ from launcher import oom_kills, parent_death, rank_signals
 from launcher.errors import EXIT_HANG, EXIT_OK, EXIT_SAVED, EXIT_USAGE
 from launcher.failure import Failure
 from launcher.hang import REPORT_FILE
+from launcher.rank_signals import SignalWatch, Told
 from launcher.slurm import records
 from launcher.slurm.records import RankEnd
 from launcher.slurm.step import Step, step_of
 from launcher.status_pipe import Status, StatusReader, StatusWriter
 from launcher.streams import make_streams_safe
+from launcher.worker import overdue
 
 # Of one keeper; all of them together look a few hundred times a second, whatever W is.
 _LOOK_S, _LOOKS_PER_S = 2.0, 300
@@ -68,10 +70,10 @@ def _be_the_rank(step: Step, arguments: argparse.Namespace, status: StatusWriter
     os.environ[parent_death.PARENT_PID_VARIABLE] = str(keeper)
     parent_death.die_with_launcher()
     make_streams_safe()
-    rank_signals.install()
+    signals = SignalWatch(Told(overdue(step.rank, status.failed), status.saving)).install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEPT_SIGNALS)
     # By name and now: this module imports torch.
-    import_module("launcher.slurm.rank").run(step, arguments, status)
+    import_module("launcher.slurm.rank").run(step, arguments, status, signals)
     raise AssertionError("a rank leaves by itself")
 
 

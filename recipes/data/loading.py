@@ -87,6 +87,11 @@ class TrainBatches:
         self.num_unreadable += item.num_unreadable
         return item.micro_batches
 
+    @property
+    def num_taken(self) -> int:
+        """Samples that the loop took since the run began, over all epochs and ranks."""
+        return self._stream.position
+
     def state_dict(self) -> StreamState:
         """The position after the last step that the loop took."""
         return self._stream.state_dict()

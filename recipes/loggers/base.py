@@ -4,8 +4,31 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 Value = float | int | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """From where a run logs.
+
+    steps_done: optimizer steps that are done and logged already.
+    is_evaluation_done: the evaluation after the last of them, too, if there is one.
+    """
+
+    steps_done: int = 0
+    is_evaluation_done: bool = True
+
+    def has_line(self, line: Mapping[str, Value]) -> bool:
+        """Whether this line of an earlier start still holds."""
+        step = int(line["step"] or 0)
+        if step == self.steps_done and not self.is_evaluation_done:
+            return not any(name.startswith("eval_") for name in line)
+        return step <= self.steps_done
+
+
+FROM_THE_BEGINNING = Start()
 
 
 class Logger(abc.ABC):

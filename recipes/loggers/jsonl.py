@@ -7,18 +7,23 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipes.loggers.base import Logger, Value
+from recipes.loggers.base import FROM_THE_BEGINNING, Logger, Start, Value
 
 
 class JsonlLogger(Logger):
-    """Continues a file: lines of steps after ``steps_done`` are dropped, since those steps are run again."""
+    """Continues a file behind ``start``: lines of what is run again are dropped, so that no step is there twice.
 
-    def __init__(self, path: Path, steps_done: int = 0) -> None:
-        kept = [line for line in read_lines(path) if line["step"] <= steps_done] if path.exists() else []
-        self._file = path.open("w", encoding="utf-8")
-        for line in kept:
-            self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+    What is kept is written beside the file and takes its place at once: a reader, and a kill, meet a whole file.
+    """
+
+    def __init__(self, path: Path, start: Start = FROM_THE_BEGINNING) -> None:
+        beside = path.with_name(path.name + ".tmp")
+        with beside.open("w", encoding="utf-8") as file:
+            for line in read_lines(path) if path.exists() else []:
+                if start.has_line(line):
+                    file.write(json.dumps(line) + "\n")
+        beside.replace(path)
+        self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
         line = {"step": step} | {name: strict(value) for name, value in metrics.items() if name != "step"}

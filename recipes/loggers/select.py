@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from recipes.context import RankContext
-from recipes.loggers.base import Logger
+from recipes.loggers.base import FROM_THE_BEGINNING, Logger, Start
 from recipes.loggers.jsonl import JsonlLogger
 from recipes.loggers.tensorboard import TensorboardLogger
 from recipes.loggers.wandb import WandbLogger
@@ -15,18 +15,19 @@ from recipes.schema import RecipeConfig
 from recipes.secrets import HIDDEN, is_secret_name, without_secret_values
 
 
-def open_loggers(config: RecipeConfig, context: RankContext, steps_done: int = 0) -> list[Logger]:
-    """On rank 0 metrics.jsonl and whatever the config names; on other ranks none."""
+def open_loggers(config: RecipeConfig, context: RankContext, start: Start = FROM_THE_BEGINNING) -> list[Logger]:
+    """On rank 0 metrics.jsonl and whatever the config names; on other ranks none. A run that goes on behind ``start``
+    goes on in the same files and under the same id."""
     if not context.is_main:
         return []
     run_dir = Path(context.run_dir)
-    loggers: list[Logger] = [JsonlLogger(run_dir / "metrics.jsonl", steps_done)]
+    loggers: list[Logger] = [JsonlLogger(run_dir / "metrics.jsonl", start)]
     if config.logger.wandb is not None:
         name = config.run.name or config.model.kind
         shown = without_secrets(config) | {"provenance": recorded_provenance(run_dir)}
-        loggers.append(WandbLogger(config.logger.wandb, run_dir, name, shown))
+        loggers.append(WandbLogger(config.logger.wandb, run_dir, name, shown, start))
     if config.logger.tensorboard is not None:
-        loggers.append(TensorboardLogger(run_dir / "tensorboard", steps_done))
+        loggers.append(TensorboardLogger(run_dir / "tensorboard", start))
     return loggers
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipes.loggers.base import Logger, Value
+from recipes.loggers.base import FROM_THE_BEGINNING, Logger, Start, Value
 
 
 class TensorboardLogger(Logger):
     """Raises ModuleNotFoundError with the way to get it where the package ``tensorboard`` is missing."""
 
-    def __init__(self, folder: Path, steps_done: int = 0) -> None:
+    def __init__(self, folder: Path, start: Start = FROM_THE_BEGINNING) -> None:
         try:  # an extra, and slow to import: only where asked for
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -20,7 +20,8 @@ class TensorboardLogger(Logger):
                 "pip install 'fsdp-launcher[tensorboard]', or leave it out of logger=[...]"
             ) from error
         # Events of steps that will be run again are hidden, as TensorBoard does for a restarted job.
-        self._writer = SummaryWriter(str(folder), purge_step=steps_done + 1 if steps_done else None)
+        first = start.steps_done + (1 if start.is_evaluation_done else 0)
+        self._writer = SummaryWriter(str(folder), purge_step=first if start.steps_done else None)
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
         for name, value in metrics.items():

@@ -23,12 +23,13 @@ Line = dict[str, float | int | None]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step leaves on the device; nothing of it has made the host wait. All 0-dim.
+    """What a step leaves on the device; nothing of it has made the host wait. 0-dim where not said otherwise.
 
     loss_sum: this rank's summed loss over its counted targets.
     num_targets: counted targets of the step over all ranks.
     grad_norm: of the engine's gradients before clipping, equal on all ranks.
     loss_scale: what the loss was multiplied by; None without a scaler.
+    wishes: [n] of all ranks, summed (``recipes.boundary``).
     skipped: whether the update was left out, the same on all ranks; None where nobody decides that in the step.
     """
 
@@ -36,6 +37,7 @@ class StepOutcome:
     num_targets: Tensor
     grad_norm: Tensor
     loss_scale: Tensor | None
+    wishes: Tensor
     skipped: bool | None = None
 
 
@@ -84,6 +86,11 @@ class Ledger:
         self._flops, self._peak_flops = flops, peak_flops
         self._count_unreadable, self._unreadable_before = count_unreadable, 0
         self._pending: list[StepRecord] = []
+        self._samples_before = 0
+
+    def begin_at(self, step: int, samples: int) -> None:
+        """``step`` steps are done, with ``samples`` samples: not a multiple where the global batch was another."""
+        self._samples_before = samples - step * self._shape.samples
 
     def add(self, record: StepRecord) -> None:
         self._pending.append(record)
@@ -133,6 +140,7 @@ class Ledger:
         times, shape, world = record.times.read(), self._shape, self._ranks.world_size
         step_s = sum(times.values())
         samples_per_s = shape.samples / step_s
+        samples = self._samples_before + record.step * shape.samples
         line: Line = {
             "step": record.step,
             "loss": loss,
@@ -140,12 +148,12 @@ class Ledger:
             "lr": record.lr,
             "step_s": step_s,
             **{f"{phase}_s": seconds for phase, seconds in times.items()},
-            "samples": record.step * shape.samples,
+            "samples": samples,
             "samples_per_s": samples_per_s,
             "samples_per_s_per_rank": samples_per_s / world,
         }
         if shape.unit == "tokens":
-            line["tokens"] = record.step * shape.units
+            line["tokens"] = samples * (shape.units // shape.samples)
             line["tokens_per_s"] = shape.units / step_s
             line["tokens_per_s_per_rank"] = shape.units / step_s / world
         if shape.is_queries:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from recipes.metrics.ledger import Line
 
 _MEMORY_NAMES = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes", "peak_rss_bytes")
@@ -25,6 +28,32 @@ class RunTotals:
         for name in _MEMORY_NAMES:
             if line.get(name) is not None:
                 self.peak_memory[name] = max(self.peak_memory.get(name, 0), int(line[name] or 0))
+
+    @classmethod
+    def of(cls, lines: Iterable[Line]) -> RunTotals:
+        """Of a run's lines so far; those of evaluations have no duration and do not count."""
+        totals = cls()
+        for line in lines:
+            if line.get("step_s") is not None:
+                totals.add(line)
+        return totals
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "last": self.last,
+            "peak_memory": self.peak_memory,
+            "num_skipped": self.num_skipped,
+            "num_unreadable": self.num_unreadable,
+            "step_s": self._step_s,
+        }
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> RunTotals:
+        totals = cls()
+        totals.last, totals.peak_memory = plain["last"], plain["peak_memory"]
+        totals.num_skipped, totals.num_unreadable = plain["num_skipped"], plain["num_unreadable"]
+        totals._step_s = plain["step_s"]
+        return totals
 
     @property
     def train_s(self) -> float:

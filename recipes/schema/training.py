@@ -161,7 +161,13 @@ class CheckpointConfig:
     on_error: str = described(
         "stop", "where a save fails (a full disk, say): stop the run, or go on without it", choices=("stop", "continue")
     )
-    resume: str = described("never", "auto: newest complete checkpoint of run.dir; never; or a path")
+    resume: str = described(
+        "auto",
+        "auto: go on from run.dir's newest whole checkpoint, start where there is none; never: start over; or a path",
+    )
+    allow_drift: bool = described(
+        False, "go on although the config changes numbers: learning rate, seed, precision, data, ..."
+    )
 
 
 @dataclass

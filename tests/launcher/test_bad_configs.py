@@ -192,8 +192,7 @@ SLURM = {
 }
 LATER = {
     "plan": (["action=plan"], ["not available in this version", "train or check or print_script"]),
-    "checkpoints": (["checkpoint.every=100"], ["not available in this version"]),
-    "resuming": (["checkpoint.resume=auto"], ["not available in this version"]),
+    "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
     "sweep folder": (["sweep.dir=x"], ["one run is no sweep", "-m"]),
     "bad job of a sweep": (["-m", "action=check", "sharding.factor=1,3"], ["F does not divide W = 2 (job 1 of 2)"]),
     "interval": (["-m", "action=check", "optimizer.lr=interval(1e-4,1e-3)"], ["cannot try every value of an interval"]),

@@ -84,8 +84,6 @@ def test_every_key_of_the_schema_has_a_kind() -> None:
     assert groups <= KINDS.keys(), "a new group needs a line"
     for key in KINDS:
         group, _, rest = key.partition(".")
-        if group == "model" and rest == "init_from":
-            continue
         owners = [dataclasses.fields(Config)] if not rest else _schemas(group)
         name = rest.partition(".")[0] or group
         assert any(field.name == name for owner in owners for field in owner), f"{key} is no key any more"

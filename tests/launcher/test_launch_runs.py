@@ -56,7 +56,7 @@ def test_a_failing_rank_is_named(program: Program, how: str, rank: int, code: in
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_launcher_takes_its_ranks_along(program: Program, signum: signal.Signals) -> None:
-    process = program.start("model.how=wait", f"model.ready_dir={program.folder}")
+    process = program.start("model.how=wait", f"model.ready_dir={program.folder}", "cluster.grace_s=0.5")
     wait_until(lambda: all((program.folder / f"ready_{rank}").exists() for rank in range(2)), LIMIT_S)
     process.send_signal(signum)
     out, err = process.communicate(timeout=LIMIT_S)

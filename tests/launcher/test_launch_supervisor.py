@@ -20,17 +20,19 @@ from tests.support.processes import is_alive, wait_until, with_argument
 
 PRELUDE = """
 import os, signal, sys, time
-from launcher import parent_death, rank_signals
+from launcher import parent_death
+from launcher.rank_signals import SignalWatch, Told
 from launcher.status_pipe import StatusWriter
-from launcher.worker import guarded
+from launcher.worker import GOOD_ENDS, guarded, overdue
 parent_death.die_with_launcher()
 status = StatusWriter.from_environment()
 rank = int(os.environ["RANK"])
-rank_signals.install()
+signals = SignalWatch(Told(overdue(rank, status.failed), status.saving)).install()
+signals.grace_s = 0.5
 
 def work(function):
-    code = guarded(rank, function, status.failed)
-    if code == 0:
+    code = guarded(rank, lambda: function() or 0, status.failed)
+    if code in GOOD_ENDS:
         status.done()
     sys.stdout.flush()
     os._exit(code)
@@ -189,13 +191,38 @@ def test_a_second_signal_ends_at_once(run: Runner, tmp_path: Path) -> None:
 
 
 def test_ranks_that_saved_on_a_signal_leave_with_75(run: Runner, tmp_path: Path) -> None:
-    saves = f"""
-    signal.signal(signal.SIGTERM, lambda *_: (status.done(), os._exit(75)))
-    open({str(tmp_path)!r} + f'/ready_{{rank}}', 'w')
-    time.sleep(600)
-    """
     send_when_ready(tmp_path, 2, [signal.SIGTERM])
-    assert run(saves, saves).exit_code == 75
+    assert run(*[saves(tmp_path, 0.0)] * 2).exit_code == 75
+
+
+def test_a_save_may_take_longer_than_the_grace_period(run: Runner, tmp_path: Path) -> None:
+    send_when_ready(tmp_path, 2, [signal.SIGTERM])
+    assert run(*[saves(tmp_path, 1.8)] * 2, grace_s=0.1).exit_code == 75
+
+
+def test_ranks_that_were_asked_from_elsewhere_and_saved_are_no_failures(run: Runner) -> None:
+    assert run("work(lambda: 75)", "time.sleep(0.3); work(lambda: 75)") == Outcome(75)
+
+
+def test_a_rank_that_reaches_no_boundary_ends_itself_and_says_so(run: Runner) -> None:
+    outcome = run("os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)", SLEEP)
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 0
+    assert "reached no step boundary within 0.5 s (cluster.grace_s): ended without saving" in outcome.failure.what
+
+
+def saves(folder: Path, seconds: float) -> str:
+    """A rank whose next step boundary comes a moment after the signal, and whose save then takes ``seconds``."""
+    return f"""
+    open({str(folder)!r} + f'/ready_{{rank}}', 'w')
+    def train():
+        while signals.stop.why is None:
+            time.sleep(0.01)
+        signals.stop.heed()
+        time.sleep({seconds})
+        return 75
+    work(train)
+    """
 
 
 def test_a_signal_that_was_ignored_stays_ignored(run: Runner, tmp_path: Path) -> None:

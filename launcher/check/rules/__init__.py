@@ -1,6 +1,6 @@
 """Cross-field rules by subject."""
 
-from launcher.check.rules import actions, data, later, models, ranks, slurm, sweeps, training
+from launcher.check.rules import actions, data, later, models, ranks, resuming, slurm, sweeps, training
 from launcher.check.rules.rule import Rule
 
 RULES: list[Rule] = [
@@ -12,6 +12,7 @@ RULES: list[Rule] = [
     *data.RULES,
     *sweeps.RULES,
     *actions.RULES,
+    *resuming.RULES,
 ]
 
 __all__ = ["RULES", "Rule"]

@@ -23,14 +23,6 @@ def actions(config: Config, about: About) -> Iterator[Problem]:
         yield _not_yet(about, "action", config.action, "leave action out to train", ", ".join(AVAILABLE_ACTIONS))
 
 
-@RULES.reading("checkpoint")
-def checkpoints(config: Config, about: About) -> Iterator[Problem]:
-    if config.checkpoint.every is not None:
-        yield _not_yet(about, "checkpoint.every", config.checkpoint.every, "checkpoint.every=null")
-    if config.checkpoint.resume != "never" and config.action == "train":
-        yield _not_yet(about, "checkpoint.resume", config.checkpoint.resume, "checkpoint.resume=never")
-
-
 @RULES.reading("plugins")
 def plugins(config: Config, about: About) -> Iterator[Problem]:
     """Reading a config must not run code that somebody else put there."""

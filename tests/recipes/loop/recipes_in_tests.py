@@ -15,7 +15,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from recipes.boundary import Boundary
 from recipes.build import build_trainee
+from recipes.checkpoint.checkpointer import Checkpointer
 from recipes.context import RankContext
 from recipes.data.records import Batch, DataInfo, Dataset, PrepareRequest, Splits
 from recipes.loop import Loop
@@ -25,6 +27,7 @@ from recipes.prepare import eval_batches, prepare_splits, train_batches
 from recipes.ranks import Ranks
 from recipes.registry import DATA, MODELS, Entry
 from recipes.report import Report
+from recipes.saver import Saver
 from recipes.schedulers import schedule
 from recipes.schema import RecipeConfig
 from recipes.schema.data import DataConfig
@@ -157,7 +160,9 @@ def lines_of(rank: Rank | None, config: RecipeConfig, run_dir: Path = Path("nowh
     built = build_trainee(config, context, ranks, splits.info)
     seed_training(config.run, context.rank)
     kept = KeptLines()
-    with train_batches(config, splits, ranks) as batches:
+    with tempfile.TemporaryDirectory() as folder, train_batches(config, splits, ranks) as batches:
+        root = Path(ranks.tell(folder)) / "checkpoints"
+        checkpointer = Checkpointer(root, built.trainee, ranks, config.checkpoint, 1, {})
         Loop(
             config=config,
             trainee=built.trainee,
@@ -168,6 +173,8 @@ def lines_of(rank: Rank | None, config: RecipeConfig, run_dir: Path = Path("nowh
             ledger=step_ledger(config, splits, built, ranks),
             loggers=[kept],  # type: ignore[list-item]
             report=report,
+            boundary=Boundary(ranks, context.stop),
+            saver=Saver(config.checkpoint, checkpointer, ranks, root.parent, {}),
             windows=windows_of(config.train, context, built.trainee.model),
         ).run()
     return kept.lines

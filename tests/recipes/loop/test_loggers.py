@@ -12,6 +12,7 @@ import pytest
 from recipes.context import RankContext
 from recipes.loggers import open_loggers
 from recipes.loggers import wandb as wandb_logger
+from recipes.loggers.base import Start
 from recipes.loggers.jsonl import JsonlLogger, read_lines
 from recipes.loggers.select import without_secrets
 from recipes.loggers.wandb import WandbLogger
@@ -39,7 +40,7 @@ def test_jsonl_writes_one_strict_json_object_a_line(tmp_path: Path):
 def test_jsonl_continues_a_run_without_the_steps_that_are_run_again(tmp_path: Path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "loss": 1}\n{"step": 4, "lo')
-    logger = JsonlLogger(path, steps_done=2)
+    logger = JsonlLogger(path, Start(steps_done=2))
     logger.log(3, {"loss": 1.5})
     logger.close(None)
     assert [(line["step"], line["loss"]) for line in read_lines(path)] == [(1, 3), (2, 2), (3, 1.5)]

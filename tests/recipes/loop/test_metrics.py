@@ -39,7 +39,7 @@ class FixedMemory(MemoryMeter):
 
 def record(step: int, loss_sum: float, num_targets: float, grad_norm: float = 1.5) -> StepRecord:
     targets = torch.tensor(num_targets, dtype=torch.float64)
-    outcome = StepOutcome(torch.tensor(loss_sum), targets, torch.tensor(grad_norm), None)
+    outcome = StepOutcome(torch.tensor(loss_sum), targets, torch.tensor(grad_norm), None, torch.zeros(2))
     return StepRecord(step, 1e-3, FixedTimes(), outcome)
 
 
@@ -67,6 +67,14 @@ def test_a_flush_gives_one_line_a_step_and_reads_memory_once():
     assert first["hfu"] == pytest.approx(0.064)
     assert first["peak_rss_bytes"] == 2**52 + 1
     assert "qps" not in first
+
+
+def test_samples_go_on_where_the_global_batch_was_another():
+    book = ledger(FixedMemory())
+    book.begin_at(3, samples=12)  # three steps of 4; from here on 8
+    book.add(record(4, 40.0, 10))
+    (line,) = book.flush()
+    assert (line["samples"], line["tokens"]) == (20, 200)
 
 
 def test_clicks_report_queries_and_no_tokens():
