@@ -121,6 +121,17 @@ def test_wandb_gets_config_metrics_and_summary(monkeypatch: pytest.MonkeyPatch, 
     assert run.exit_code == 0
 
 
+def test_wandb_keeps_the_id_of_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    seen = []
+    for start in (Start(), Start(steps_done=5), Start(steps_done=7), Start()):
+        fake = FakeWandb(FakeRun(fail=False))
+        monkeypatch.setattr(wandb_logger, "_import_wandb", lambda fake=fake: fake)
+        WandbLogger(WandbLoggerConfig(), tmp_path, "gpt", {}, start).close({})
+        assert fake.options["resume"] == "allow"
+        seen.append(fake.options["id"])
+    assert seen[0] == seen[1] == seen[2] != seen[3]
+
+
 @pytest.mark.parametrize("run", [None, FakeRun(fail=True)], ids=["start fails", "log fails"])
 def test_wandb_that_fails_warns_once_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, run: FakeRun | None

@@ -14,14 +14,17 @@ from fsdp_core.runtime.adaptive_limit import AdaptiveLimit, Pressure
 from recipes import random_state
 from recipes.checkpoint.checkpointer import TrainState
 from recipes.loggers.base import Start
+from recipes.loss_guard import LossGuard
 from recipes.metrics.early_stop import EarlyStop
 from recipes.metrics.totals import RunTotals
+from recipes.ranks import Ranks
 from recipes.resume import Resumed, with_the_same_batch
-from recipes.schema.training import EarlyStopConfig
+from recipes.schema.training import EarlyStopConfig, LossSpikeConfig, TrainConfig
 from recipes.seeds import seed_training
 from tests.recipes.loop.recipes_in_tests import small_recipe
 
 CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
 
 
 def draws() -> list[float]:
@@ -69,6 +72,18 @@ def test_the_adaptive_limit_keeps_what_it_learnt() -> None:
     assert [first.observe(quiet) for _ in range(50)] == [second.observe(quiet) for _ in range(50)]
     small.load_state_dict({**first.state_dict(), "limit": 7})
     assert small.limit == 2
+
+
+def test_the_judge_of_losses_goes_on_with_its_window() -> None:
+    train = TrainConfig(steps=9, global_batch=1, loss_spike=LossSpikeConfig(deviations=4.0, window=8, action="skip"))
+    first, second = (LossGuard(train, False, ALONE, lambda text: None) for _ in range(2))
+    for step in range(6):
+        first.must_skip(step, 2.0 + step % 2, 1.0)
+    first.must_skip(6, 99.0, 1.0)
+    assert not second.must_skip(7, 99.0, 1.0), "it has seen nothing yet"
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    assert second.must_skip(7, 99.0, 1.0)
 
 
 def test_totals_cover_the_steps_before() -> None:
