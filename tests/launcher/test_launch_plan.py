@@ -38,6 +38,7 @@ def plan(
         ["my_model.py"],
         ClusterConfig(**cluster),  # type: ignore[arg-type]
         attempt=3,
+        ends_at=12.5,
         device="cpu",
         listen_fd=9,
         port=4321,
@@ -58,6 +59,7 @@ def test_every_rank_knows_its_place_and_where_to_meet() -> None:
         assert command.env["WORLD_SIZE"] == command.env["LOCAL_WORLD_SIZE"] == "3"
         assert (command.env["MASTER_ADDR"], command.env["MASTER_PORT"]) == ("127.0.0.1", "4321")
         assert command.log_path == Path(f"/runs/one/logs/rank_{command.rank}.log")
+        assert command.argv[command.argv.index("--ends-at") + 1] == "12.5"
         assert command.argv[command.argv.index("--plugin") + 1] == str(Path("my_model.py").absolute())
 
 
