@@ -42,7 +42,9 @@ class GoingOn:
 
 
 def going_on(config: Config) -> GoingOn | None:
-    """None: the run starts at its first step, or the action is another than training. Touches nothing; the run folder may not be there yet.
+    """None: the run starts at its first step, or the action is another than training.
+
+    Touches nothing; the run folder may not be there yet.
 
     Raises:
         CheckpointError: ``checkpoint.resume`` names a place without checkpoints.
