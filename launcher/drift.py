@@ -62,6 +62,7 @@ KINDS = {
     "hardware": SAFE,
     "export": SAFE,
     "generate": SAFE,
+    "inspect": SAFE,
     "sweep": SAFE,
 }
 _KINDS_OF_THEIR_OWN = ("model.kind", "data.kind", "optimizer.kind")  # each with its own dataclass of keys
@@ -75,6 +76,7 @@ _UNTOLD = (
     "hardware.",
     "export.",
     "generate.",
+    "inspect.",
     "action",
     "plugins",
 )

@@ -191,7 +191,7 @@ SLURM = {
     "empty partition": (["cluster=slurm", "cluster.partition=''"], ["cluster.partition: there is nothing in it"]),
 }
 LATER = {
-    "plan": (["action=plan"], ["not available in this version", "train or check or print_script"]),
+    "plan": (["action=plan"], ["not available in this version", "print_script"]),
     "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
     "sweep folder": (["sweep.dir=x"], ["one run is no sweep", "-m"]),
     "bad job of a sweep": (["-m", "action=check", "sharding.factor=1,3"], ["F does not divide W = 2 (job 1 of 2)"]),
