@@ -26,6 +26,7 @@ def checkpoint_units(modules: Iterable[nn.Module]) -> None:
         module.__class__ = _checkpointed(type(module))
 
 
+_VERSIONS_PER_MODULE = 4  # of one function that a block calls: training and evaluation, for several of its parts
 _SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}  # one for each class, so that equal units stay equal
 
 
@@ -68,6 +69,12 @@ def statistics_held(unit: nn.Module) -> Iterator[None]:
 
 
 def compile_units(modules: Iterable[nn.Module]) -> None:
-    """Compile each module's forward; the engine's hooks around it stay outside the compiled region."""
+    """Compile each module's forward; the engine's hooks around it stay outside the compiled region.
+
+    Blocks share their code, and torch counts the versions of one piece of code; there may be one for each block.
+    """
+    modules = list(modules)
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = max(limit, _VERSIONS_PER_MODULE * len(modules))
     for module in modules:
         module.forward = torch.compile(module.forward)

@@ -62,7 +62,10 @@ def progress_text(lines: Sequence[Line]) -> str:
     seconds = total(lines, "step_s")
     unit, short = ("tokens_per_s", "tok/s") if "tokens_per_s" in last else ("samples_per_s", "samples/s")
     done = sum(float(line[unit] or 0) * float(line["step_s"] or 0) for line in lines)
-    parts = [f"loss {last['loss']:.4f}", f"norm {last['grad_norm']:.2f}", f"lr {last['lr']:.2e}"]
+    norm = f"norm {last['grad_norm']:.2f}"
+    if last.get("overflowed"):
+        norm = f"overflow at loss scale {last['loss_scale']:g}, update left out"
+    parts = [f"loss {last['loss']:.4f}", norm, f"lr {last['lr']:.2e}"]
     parts += [f"{amount(done / seconds)} {short}", f"{seconds / len(lines) * 1e3:.0f} ms/step"]
     if last.get("mfu") is not None:
         parts.append(f"mfu {100 * float(last['mfu'] or 0):.1f}%")

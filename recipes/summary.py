@@ -20,7 +20,8 @@ class Summary:
     unit, units_per_s: what speed counts (``tokens`` or ``samples``) and how many a second over all ranks.
     tflops_per_rank, mfu, hfu: None where the model gives no FLOP count or the hardware's peak is unknown.
     sent_bytes: what rank 0 sent to other ranks for the model since this start, evaluations included.
-    num_skipped: updates left out because of their loss. num_unreadable: samples left out that could not be read.
+    num_skipped: updates left out because of their loss; num_overflowed: because a scaled gradient overflowed.
+    num_unreadable: samples left out that could not be read.
     train_s: seconds spent in steps; wall_s: from start to end, preparing and evaluating included.
     """
 
@@ -46,6 +47,7 @@ class Summary:
     sent_bytes: int = 0
     num_skipped: int = 0
     num_unreadable: int = 0
+    num_overflowed: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Plain data; numbers that are not finite are null."""
@@ -65,6 +67,7 @@ class Summary:
             *((f"held-out {name.replace('_', ' ')}", f"{value:.4f}") for name, value in self.evaluation.items()),
             *([("updates left out", str(self.num_skipped))] if self.num_skipped else []),
             *([("unreadable samples", str(self.num_unreadable))] if self.num_unreadable else []),
+            *([("overflows", f"{self.num_overflowed} updates left out")] if self.num_overflowed else []),
             ("speed", self._speed()),
             *(
                 (name.removesuffix("_bytes").replace("_", " "), _bytes(value))

@@ -186,6 +186,7 @@ def summarise(context: RankContext, built: Built, result: LoopResult, wall_s: fl
         sent_bytes=sum(sent.nbytes for sent in bytes_sent(built.trainee.model).values()),
         num_skipped=totals.num_skipped,
         num_unreadable=totals.num_unreadable,
+        num_overflowed=totals.num_overflowed,
     )
 
 
@@ -208,11 +209,19 @@ def close_all(windows: tuple[StepWindow, ...], loggers: list[Logger], report: Re
     report.close()
 
 
+def parameter_counts(built: Built) -> str:
+    """What the engine shards, and what lies in tables beside it."""
+    sharded = built.groups.report.num_parameters
+    tables = built.num_parameters - sharded
+    return f"{sharded:,} parameters" + (f" and {tables:,} in tables of their own" if tables else "")
+
+
 def opening_lines(config: RecipeConfig, info: DataInfo, built: Built) -> list[str]:
     """What is about to run, as it was really built."""
     samples = f"{info.num_train:,} training and {info.num_eval:,} held-out samples"
     return [
         f"data: {info.description or config.data.kind}; {samples}",
-        f"model: {config.model.kind}, {built.num_parameters:,} parameters",
+        f"model: {config.model.kind}, {parameter_counts(built)}",
         *built.groups.lines(),
+        *(["blocks are compiled in the first step, which may take minutes"] if config.train.compile else []),
     ]

@@ -7,6 +7,7 @@ step with one sum and one maximum over ranks and one read of the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -161,6 +162,7 @@ class Ledger:
             line["qps_per_rank"] = samples_per_s / world
         if loss_scale is not None:
             line["loss_scale"] = loss_scale
+            line["overflowed"] = int(not math.isfinite(grad_norm))  # then the scaler has left the update out
         if record.outcome.skipped is not None:
             line["skipped"] = int(record.outcome.skipped)
         return line | flop_rates(self._flops, samples_per_s / world, self._peak_flops)

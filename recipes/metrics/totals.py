@@ -18,6 +18,7 @@ class RunTotals:
         self.peak_memory: dict[str, int] = {}
         self.num_skipped = 0  # updates left out
         self.num_unreadable = 0  # samples left out
+        self.num_overflowed = 0  # of a gradient in float16: left out by the scaler
         self._step_s: list[float] = []
 
     def add(self, line: Line) -> None:
@@ -25,6 +26,7 @@ class RunTotals:
         self._step_s.append(float(line["step_s"] or 0.0))
         self.num_skipped += int(line.get("skipped") or 0)
         self.num_unreadable += int(line.get("unreadable_samples") or 0)
+        self.num_overflowed += int(line.get("overflowed") or 0)
         for name in _MEMORY_NAMES:
             if line.get(name) is not None:
                 self.peak_memory[name] = max(self.peak_memory.get(name, 0), int(line[name] or 0))
@@ -44,6 +46,7 @@ class RunTotals:
             "peak_memory": self.peak_memory,
             "num_skipped": self.num_skipped,
             "num_unreadable": self.num_unreadable,
+            "num_overflowed": self.num_overflowed,
             "step_s": self._step_s,
         }
 
@@ -52,6 +55,7 @@ class RunTotals:
         totals = cls()
         totals.last, totals.peak_memory = plain["last"], plain["peak_memory"]
         totals.num_skipped, totals.num_unreadable = plain["num_skipped"], plain["num_unreadable"]
+        totals.num_overflowed = plain["num_overflowed"]
         totals._step_s = plain["step_s"]
         return totals
 

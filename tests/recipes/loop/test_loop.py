@@ -10,6 +10,7 @@ import torch
 
 import fsdp_core
 from recipes.recompute import checkpoint_units
+from recipes.report import progress_text
 from recipes.schema.training import EarlyStopConfig
 from recipes.seeds import derived_seed, seed_training
 from recipes.train import run
@@ -147,6 +148,8 @@ def test_fp16_scaler_backs_off_until_gradients_fit_and_then_trains():
     scales = [line["loss_scale"] for line in lines]
     losses = [line["loss"] for line in lines]
     skipped = [k for k in range(len(lines) - 1) if scales[k + 1] < scales[k]]
+    assert [bool(line["overflowed"]) for line in lines[:-1]] == [k in skipped for k in range(len(lines) - 1)]
+    assert "overflow at loss scale" in progress_text(lines[: skipped[0] + 1])
     assert scales[0] == 2.0**26
     assert 0 < len(skipped) < 13
     assert all(scales[k + 1] == scales[k] / 2 for k in skipped)
