@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from recipes.checkpoint.every import Every
 from recipes.ranks import Ranks
 
@@ -26,13 +24,6 @@ class SaveTimes:
         if self._every.seconds is not None:
             return self._ranks.is_main and self._clock() - self._last >= self._every.seconds
         return False
-
-    def is_due(self, done: int) -> bool:
-        """The same answer on every rank. By minutes it costs one small sum over the ranks."""
-        wish = self.wants(done)
-        if self._every.seconds is None or self._ranks.world_size == 1:
-            return wish
-        return bool(self._ranks.max(torch.tensor([int(wish)], device=self._ranks.device)).item())
 
     def saved(self) -> None:
         """A save begins now: the minutes count from here."""

@@ -68,12 +68,13 @@ class CheckpointReader:
         return flat.view(spec.shape) if spec.stride is None else flat.as_strided(spec.shape, spec.stride)
 
     def verify(self, files: Iterable[str] | None = None) -> None:
-        """Read ``files`` (null: all) and compare their checksums.
+        """Read ``files`` (null: all), compare their checksums, and see that they hold the pieces the manifest names.
 
         Raises:
             DamagedCheckpoint: names the first file that is not what was written.
         """
-        for name in self.manifest.files if files is None else files:
+        names = list(self.manifest.files if files is None else files)
+        for name in names:
             expected = self.manifest.files[name].checksum
             try:
                 found = checksum_of_file(self.folder / name)
@@ -84,6 +85,10 @@ class CheckpointReader:
                     f"{self.folder / name}: its checksum is {found}, {expected} was written: the file was changed on "
                     "the disk or on its way here; use another checkpoint or copy this one again"
                 )
+        for spec in self.manifest.tensors.values():
+            for piece in spec.pieces:
+                if piece.file in names:
+                    self._entry(piece.file, piece.key, 0, 0)
 
     def _check_sizes(self) -> None:
         for name, record in self.manifest.files.items():

@@ -120,9 +120,16 @@ def train(rank: Rank | None, work: Trainee, first: int, steps: int) -> None:
             optimizer.zero_grad()
 
 
-def checkpointer(root: Path, work: Trainee, attempt: int = 0, disk: Disk | None = None, **options: Any) -> Checkpointer:
+def checkpointer(
+    root: Path,
+    work: Trainee,
+    attempt: int = 0,
+    disk: Disk | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    **options: Any,
+) -> Checkpointer:
     config = CheckpointConfig(**options)
-    return Checkpointer(root, work, work.ranks, config, attempt, CONFIG, disk=disk, say=lambda line: None)
+    return Checkpointer(root, work, work.ranks, config, attempt, CONFIG, disk=disk, say=say)
 
 
 def run_state(rank: Rank | None, step: int) -> TrainState:
