@@ -23,25 +23,17 @@ from recipes.checkpoint import folder
 from recipes.checkpoint.disk import Disk
 from recipes.checkpoint.errors import CheckpointError
 from recipes.checkpoint.fence import Fence
-from recipes.checkpoint.manifest import FileRecord, Manifest, TensorSpec, joined, tensor_from
+from recipes.checkpoint.manifest import FileRecord, Manifest, joined, tensor_from
 from recipes.checkpoint.safe_file import Entry, chunks_of
 
 _LOOK_AGAIN_S = 0.02
 
 
-@dataclass(frozen=True)
-class Report:
-    """What one rank adds to the manifest, as JSON. values: per optimizer, state that is no tensor."""
-
-    tensors: dict[str, TensorSpec]
-    per_rank: dict[str, Any]
-    values: list[dict[str, dict[str, Any]]]
-
-
 @dataclass
 class Save:
-    """entries: of this rank, in file order, on the host while training goes on. draft: the manifest without what the
-    reports add (rank 0's is used). report: as JSON, made when the save began."""
+    """entries: of this rank, in file order, on the host while training goes on. report: what this rank adds to the
+    manifest (``records.report_of``). draft: the manifest without the reports; rank 0's is used. Both were made when the
+    save began."""
 
     root: Path
     partial: Path

@@ -193,6 +193,8 @@ SLURM = {
 LATER = {
     "plan": (["action=plan"], ["not available in this version", "print_script"]),
     "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
+    "no steps and no minutes": (["checkpoint.every=soon"], ["neither a number of steps nor minutes", "10min"]),
+    "the best of nothing": (["checkpoint.keep_best=1", "train.eval_samples=0"], ["nothing is evaluated"]),
     "sweep folder": (["sweep.dir=x"], ["one run is no sweep", "-m"]),
     "bad job of a sweep": (["-m", "action=check", "sharding.factor=1,3"], ["F does not divide W = 2 (job 1 of 2)"]),
     "interval": (["-m", "action=check", "optimizer.lr=interval(1e-4,1e-3)"], ["cannot try every value of an interval"]),

@@ -1,6 +1,6 @@
 """Cross-field rules by subject."""
 
-from launcher.check.rules import actions, data, later, models, ranks, resuming, slurm, sweeps, training
+from launcher.check.rules import actions, checkpoints, data, later, models, ranks, resuming, slurm, sweeps, training
 from launcher.check.rules.rule import Rule
 
 RULES: list[Rule] = [
@@ -10,6 +10,7 @@ RULES: list[Rule] = [
     *training.RULES,
     *models.RULES,
     *data.RULES,
+    *checkpoints.RULES,
     *sweeps.RULES,
     *actions.RULES,
     *resuming.RULES,
