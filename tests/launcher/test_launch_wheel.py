@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.test_launch_runs import LIMIT_S, ROOT
+from tests.launcher.programs import LIMIT_S, ROOT
 from tests.test_guard_rails import tracked
 
 PACKAGES = ("launcher", "recipes", "fsdp_core", "configs")
