@@ -7,6 +7,7 @@ from dataclasses import dataclass
 EXIT_OK = 0
 EXIT_RANK_FAILED = 1
 EXIT_USAGE = 2
+EXIT_DOES_NOT_FIT = 3  # the plan says that the run would be out of memory
 EXIT_SWEEP_FAILED = 4  # a sweep ended with failed jobs
 EXIT_HANG = 5
 EXIT_OUT_OF_MEMORY = 6

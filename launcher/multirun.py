@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from launcher.compose import Composer
 from launcher.errors import EXIT_OK, ConfigErrors, Problem
 from launcher.facts import facts_of
+from launcher.planning.many import plan_all
 from launcher.sweep.plan import Planned, plan_grid, refusals, wants_search
 from launcher.sweep.search import start_search
 from launcher.sweep.start import start_grid
@@ -26,9 +27,13 @@ def run_sweep(composer: Composer, arguments: Sequence[str]) -> int:
     action = planned[0].config.action
     if action == "train":
         return start_grid(composer, planned, arguments)
+    if action == "plan":
+        return plan_all(planned, composer)
     if action != "check":
         what = "this action works on one run at a time"
-        raise ConfigErrors([Problem(what, "action", action, expected="train or check with -m", remedy="leave -m out")])
+        raise ConfigErrors(
+            [Problem(what, "action", action, expected="train, check or plan with -m", remedy="leave -m out")]
+        )
     print(listing(planned))
     print(f"ok: {len(planned)} jobs")
     return EXIT_OK

@@ -85,7 +85,14 @@ def usable(run_dir: Path) -> Iterator[None]:
 
 
 def create(name: str, root: Path = _ROOT, now: datetime | None = None) -> Path:
-    """A new folder ``<root>/<date>-<name>-<unique>``; whoever makes it owns it, so two runs never share one."""
+    """A new run's folder, see ``new_folder``."""
+    folder = new_folder(name, root, now)
+    (folder / "logs").mkdir()
+    return folder
+
+
+def new_folder(name: str, root: Path, now: datetime | None = None) -> Path:
+    """``<root>/<date>-<name>-<unique>``; whoever makes it owns it, so two runs never share one."""
     stamp = (now or datetime.now()).strftime("%Y-%m-%d_%H-%M-%S")
     root.mkdir(parents=True, exist_ok=True)
     while True:
@@ -94,7 +101,6 @@ def create(name: str, root: Path = _ROOT, now: datetime | None = None) -> Path:
             folder.mkdir()
         except FileExistsError:
             continue
-        (folder / "logs").mkdir()
         return folder
 
 

@@ -46,11 +46,16 @@ class Built:
     groups: BuiltGroups
 
 
-def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info: DataInfo) -> Built:
-    """Collective: every rank builds the same model and keeps its shards. Prints nothing."""
+def build_trainee(
+    config: RecipeConfig, context: RankContext, ranks: Ranks, info: DataInfo, process_group: Any = None
+) -> Built:
+    """Collective: every rank builds the same model and keeps its shards. Prints nothing.
+
+    process_group: the engine's ranks; None: all ranks of the run.
+    """
     entry = MODELS[config.model.kind]
     task = task_for(entry.task, info)
-    sharded = build_sharded(config, context, ranks, info)
+    sharded = build_sharded(config, context, ranks, info, process_group)
     model = sharded.model
     if config.train.activation_checkpointing:
         checkpoint_units(sharded.units)
@@ -70,27 +75,32 @@ def build_trainee(config: RecipeConfig, context: RankContext, ranks: Ranks, info
     )
 
 
-def build_sharded(config: RecipeConfig, context: RankContext, ranks: Ranks, info: DataInfo) -> ShardedModel:
+def build_sharded(
+    config: RecipeConfig, context: RankContext, ranks: Ranks, info: DataInfo, process_group: Any = None
+) -> ShardedModel:
     """The model with its first weights: random, or those of ``model.init_from``. Collective."""
     entry = MODELS[config.model.kind]
-    model = build_model(entry, config, info)
+    model = build_model(entry, config, info, ranks.device)
     units = unit_modules(entry, model)
     if config.train.compile:
         compile_units(units)
     left_alone = ignored_modules(entry, model, config, ranks)
-    shard_model(model, entry, config, context, left_alone)
+    shard_model(model, entry, config, context, left_alone, process_group)
     fsdp_core.record_flight(model, context.flight)
     groups = checked(fsdp_core.describe(model), config.sharding, config.precision, context)
-    if config.model.init_from is not None:
+    if config.model.init_from is not None and ranks.device.type != "meta":  # a plan has no weights
         init_from(model, config.model)
     num_parameters = groups.report.num_parameters + count_over_ranks(left_alone, ranks)
     return ShardedModel(model, num_parameters, groups, units)
 
 
-def build_model(entry: Entry, config: RecipeConfig, info: DataInfo) -> nn.Module:
+def build_model(entry: Entry, config: RecipeConfig, info: DataInfo, device: torch.device) -> nn.Module:
     """Recorded without memory, or built whole: inside ``seeded_init`` the weights have the same bits either way,
-    for any number of ranks."""
+    for any number of ranks. On the meta device (a plan) there are no weights."""
     build: Callable[..., nn.Module] = entry.load("build")
+    if device.type == "meta":
+        with device:
+            return build(config.model, info)
     with fsdp_core.seeded_init(derived_seed(config.run.seed, "weights")):
         if config.sharding.init == "deferred":
             return fsdp_core.deferred_init(build, config.model, info)
@@ -110,8 +120,7 @@ def ignored_modules(entry: Entry, model: nn.Module, config: RecipeConfig, ranks:
 
 def count_over_ranks(modules: list[nn.Module], ranks: Ranks) -> int:
     """Parameters of modules whose parameters differ from rank to rank. Collective."""
-    own = sum(parameter.numel() for module in modules for parameter in module.parameters())
-    return int(ranks.sum(torch.tensor(own, dtype=torch.int64, device=ranks.device)))
+    return ranks.count(sum(parameter.numel() for module in modules for parameter in module.parameters()))
 
 
 def unit_modules(entry: Entry, model: nn.Module) -> list[nn.Module]:
@@ -123,13 +132,19 @@ def unit_modules(entry: Entry, model: nn.Module) -> list[nn.Module]:
 
 
 def shard_model(
-    model: nn.Module, entry: Entry, config: RecipeConfig, context: RankContext, left_alone: list[nn.Module]
+    model: nn.Module,
+    entry: Entry,
+    config: RecipeConfig,
+    context: RankContext,
+    left_alone: list[nn.Module],
+    process_group: Any,
 ) -> None:
     """``fully_shard`` with everything the config says. Gradients are summed: the step's loss is a global mean."""
     sharding = config.sharding
     fsdp_core.fully_shard(
         model,
         units=unit_choice(entry, sharding),
+        process_group=process_group,
         sharding_factor=sharding_factor(sharding, context.world_size, context.local_world_size),
         reshard_after_forward=sharding.reshard_after_forward,
         mixed_precision=mixed_precision(config.precision),

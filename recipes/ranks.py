@@ -66,6 +66,10 @@ class Ranks:
         """In place, same bits on every rank."""
         return self.start_sum(tensor).wait()
 
+    def count(self, number: int) -> int:
+        """The sum of every rank's number."""
+        return int(self.sum(torch.tensor(number, dtype=torch.int64, device=self.device)))
+
     def max(self, tensor: Tensor) -> Tensor:
         """Elementwise, in place."""
         if self.world_size > 1:

@@ -84,7 +84,7 @@ def build_groups(
     expected_bytes, gradient_bytes: what this rank will ask for of its sharding and of its replication wire, about.
     """
     if isinstance(process_group, RankStandIn):
-        return _on_paper(process_group, sharding_factor, device, ranks_per_host)
+        return _on_paper(process_group, sharding_factor, ranks_per_host)
     if not dist.is_available() or not dist.is_initialized():
         if process_group is not None or mesh is not None:
             raise WrapError(
@@ -144,15 +144,11 @@ def _from_mesh(
     return _wired(table, rank, subgroups, wire, device, ranks_per_host, expected_bytes, gradient_bytes)
 
 
-def _on_paper(
-    ranks: RankStandIn, sharding_factor: int | None, device: torch.device, ranks_per_host: int | None
-) -> Groups:
+def _on_paper(ranks: RankStandIn, sharding_factor: int | None, ranks_per_host: int | None) -> Groups:
     table = build_rank_table(range(ranks.world_size), sharding_factor)
     rank = ranks.rank
     members = (table.shard_group(rank), table.replicate_group(rank), tuple(range(ranks.world_size)))
-    wires = {
-        group: LocalWire(device) if len(group) == 1 else ranks.wire(group, ranks_per_host) for group in set(members)
-    }
+    wires = {group: ranks.wire(group, ranks_per_host) for group in set(members)}
     shard, replicate, world = (wires[group] for group in members)
     return Groups(table, rank, shard, replicate, world, (), has_peers=False)
 

@@ -43,8 +43,7 @@ class CallRecord:
         self._digest = 0
         self._pending: tuple[list[Tensor], torch.cuda.Event, list[tuple[str, Label]]] | None = None
         if device.type == "cuda":
-            _waiting.add(self)
-            _install_step_hook()
+            read_before_steps(self)
 
     def add(self, primitive: str, label: Label, numel: int) -> None:
         self._num_calls += 1
@@ -118,7 +117,9 @@ _waiting: weakref.WeakSet[CallRecord] = weakref.WeakSet()
 _hook_handles: list[object] = []
 
 
-def _install_step_hook() -> None:
+def read_before_steps(record: CallRecord) -> None:
+    """From now on every optimizer's step reads what ``record`` has pending."""
+    _waiting.add(record)
     if not _hook_handles:
         _hook_handles.append(register_optimizer_step_pre_hook(_before_step))
 

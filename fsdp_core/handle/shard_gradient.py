@@ -147,6 +147,11 @@ class ShardGradient:
             return flat.grad is None
         return all(parameter.grad is None for parameter in self._handle.params)
 
+    @property
+    def memory(self) -> Tensor | None:
+        """What gradients lie in, kept from step to step; None before the first one. Not valid as a gradient."""
+        return None if self._memory is None else self._memory.memory
+
     def _fresh_flat(self) -> Tensor:
         """Memory that nobody else sees: the previous step's if it is free, else new."""
         handle = self._handle
@@ -199,7 +204,7 @@ class ShardGradient:
         return True
 
     def _is_own(self, shard: Tensor) -> bool:
-        return self.flat is not None and shard.data_ptr() == self.flat.data_ptr()
+        return shard is self.flat  # not by address: on paper (``simulate``) there are none
 
     def commit(self, active: Sequence[int]) -> None:
         """Show what was staged."""

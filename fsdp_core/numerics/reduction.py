@@ -26,6 +26,7 @@ from fsdp_core.handle.flat_param_handle import FlatParamHandle
 
 MAX_PENDING = 2
 _DONE = DoneWork()
+_NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Reduction:
             self.source = None
 
     def _release_all(self) -> None:
+        self.shard = _NOTHING  # a reduction waits for the end of backward: its memory must not wait with it
         self._release_source()
         if self.shard_buffer is not None:
             self.handle.resources.pool.release(self.handle.replicate_wire, self.shard_buffer, BufferRole.GRAD_SHARD)

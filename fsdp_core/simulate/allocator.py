@@ -181,9 +181,6 @@ class CachingAllocator:
             self.report.num_alloc_retries += 1
             self._take_back(float("inf"))
             self._release_unused()
-            found = pool.best_fit(size)  # what was waited for may serve
-            if found is not None:
-                return found
             if self.report.reserved + nbytes > self._usable:
                 return None
         self.report.reserved += nbytes

@@ -29,9 +29,9 @@ class Cost:
 
 def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost:
     """Of one call of an aten operation on meta tensors."""
-    results = tuple(tensor for tensor in _tensors(result) if tensor.is_meta)
+    results = tuple(tensor for tensor in _tensors(result) if _is_plain(tensor))
     name = func.overloadpacket.__name__
-    inputs = [tensor for tensor in (*_tensors(args), *_tensors(list(kwargs.values()))) if tensor.is_meta]
+    inputs = [tensor for tensor in (*_tensors(args), *_tensors(list(kwargs.values()))) if _is_plain(tensor)]
     moves = bool(results) or (bool(inputs) and func._schema.is_mutable)  # in-place ones over lists return nothing
     if not moves or name in _NO_WORK or func.is_view:
         return Cost(name, 0.0, 0, False, True, results)
@@ -40,6 +40,11 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost:
     nbytes = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in results)
     is_half = (results or inputs)[0].dtype in _HALF
     return Cost(name, flops, nbytes, is_half, False, results)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """On the simulated device, with a storage of its own; a sparse tensor is its indices and values, seen before."""
+    return tensor.is_meta and tensor.layout == torch.strided
 
 
 def _touched(tensor: Tensor) -> int:

@@ -3,31 +3,49 @@
 | call | CUDA keeps | without the stand-in |
 |---|---|---|
 | dropout | a mask of one byte per element | a mask in the tensor's own dtype, and a scaled copy |
+| fused optimizers | nothing | they refuse a device they do not know |
 | scaled_dot_product_attention | output and one float per row | the [S, S] scores, several times |
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from importlib import import_module
+from types import TracebackType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 _HALF = (torch.float16, torch.bfloat16)
+_FUSED: list[Any] = [import_module(f"torch.optim.{name}") for name in ("adam", "sgd", "adagrad")]
 
 
-class CudaKernels(TorchFunctionMode):
-    """Calls the operations that CUDA would choose; their meta kernels know shapes and saved tensors."""
+class CudaKernels:
+    """While entered, calls of these functions go to the operations that CUDA would choose; their meta kernels know
+    shapes and saved tensors. The functions themselves are replaced: a torch-function mode is off during backward,
+    where activation checkpointing runs forwards again."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
-        return func(*args, **kwargs)
+    def __init__(self) -> None:
+        self._patches = ExitStack()
+
+    def __enter__(self) -> CudaKernels:
+        self._patches.enter_context(patch.object(F, "dropout", _dropout))
+        self._patches.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))
+        for module in _FUSED:
+            self._patches.enter_context(patch.object(module, "_device_dtype_check_for_fused", _fused_everywhere))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._patches.close()
+
+
+def _fused_everywhere(parameter: Tensor, cuda_unsupported: bool = False) -> None:
+    """In place of torch's question whether the device has fused optimizers: the one that is simulated has."""
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

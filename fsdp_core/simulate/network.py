@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fsdp_core.simulate.hardware import Hardware
 
-_TIMES_ROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1}
+_TIMES_ROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1, "all_to_all": 1}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ def collective_s(primitive: str, nbytes: int, ranks: tuple[int, ...], hardware: 
     ring = ring_of(ranks, hardware.devices_per_host)
     if ring.num_ranks == 1:
         return 0.0
+    if primitive == "all_to_all":
+        return _all_to_all_s(nbytes, ring, hardware)
     rate = hardware.intra_bytes_per_s * hardware.intra_efficiency
     num_cross_steps = 0
     if ring.num_hosts > 1:
@@ -48,11 +50,29 @@ def collective_s(primitive: str, nbytes: int, ranks: tuple[int, ...], hardware: 
     return _TIMES_ROUND[primitive] * per_round
 
 
+def _all_to_all_s(nbytes: int, ring: Ring, hardware: Hardware) -> float:
+    """Every rank sends 1/n to each: what is for another host shares the host's network with its other ranks."""
+    on_host = ring.num_ranks // ring.num_hosts
+    inside = nbytes * (on_host - 1) / ring.num_ranks / (hardware.intra_bytes_per_s * hardware.intra_efficiency)
+    outside = nbytes * (ring.num_ranks - on_host) / ring.num_ranks * on_host * ring.num_sharing
+    across = outside / (hardware.cross_bytes_per_s * hardware.cross_efficiency)
+    step = hardware.cross_step_s if ring.num_hosts > 1 else hardware.intra_step_s
+    return max(inside, across) + step
+
+
+def sent_bytes(primitive: str, nbytes: int, num_ranks: int) -> float:
+    """What one rank of a ring sends. nbytes: of the whole tensor."""
+    return _TIMES_ROUND[primitive] * nbytes * (num_ranks - 1) / num_ranks
+
+
 def cross_host_bytes(primitive: str, nbytes: int, ranks: tuple[int, ...], devices_per_host: int) -> tuple[float, float]:
     """What one rank sends to another host, in both conventions: averaged over the ranks of the ring that really
     crosses once per host boundary; and charged as if every hop of a ring crossed (as the paper's formulas do)."""
     ring = ring_of(ranks, devices_per_host)
-    sent = _TIMES_ROUND[primitive] * nbytes * (ring.num_ranks - 1) / ring.num_ranks
+    sent = sent_bytes(primitive, nbytes, ring.num_ranks)
     if ring.num_hosts == 1:
         return 0.0, 0.0
+    if primitive == "all_to_all":  # no ring: what is for another host goes there, once
+        crossing = nbytes * (ring.num_ranks - ring.num_ranks // ring.num_hosts) / ring.num_ranks
+        return crossing, crossing
     return sent * ring.num_hosts / ring.num_ranks, sent

@@ -27,11 +27,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_core.comm.collectives import CollectivesWire
 from fsdp_core.comm.groups import RankStandIn
-from fsdp_core.comm.streams import Event, Streams
-from fsdp_core.comm.wire import Label
+from fsdp_core.comm.identity import CallRecord, Gather, read_before_steps
+from fsdp_core.comm.local import LocalWire
+from fsdp_core.comm.streams import Event, InlineStreams, Streams
+from fsdp_core.comm.wire import BufferRole, Label, Wire
+from fsdp_core.runtime.find import contexts_in
 from fsdp_core.simulate import tape as t
 from fsdp_core.simulate.cost import cost_of
 from fsdp_core.simulate.cuda_kernels import CudaKernels
+from fsdp_core.trace.events import EventLog
 
 _META = torch.device("meta")
 _PRIMITIVES = {
@@ -56,6 +60,7 @@ class Recorder:
         self._num_blocks = self._num_events = 0
         self._happened: dict[int, int] = {}  # by stream: the newest event the host knows of
         self._is_recording = False
+        self._role = ""
         self._stack = ExitStack()
 
     # -- the session -------------------------------------------------------------------------------------------------
@@ -87,6 +92,11 @@ class Recorder:
     def mark(self, kind: str, unit: str = "", phase: str = "") -> None:
         self.add(t.Mark(kind, unit, phase))
 
+    def follow(self, model: torch.nn.Module) -> None:
+        """The engine's event log goes on the tape, too."""
+        for context in contexts_in(model):
+            context.log = _MarkingLog(self)
+
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def hold(self, tensor: Tensor, what: str) -> int:
@@ -97,18 +107,33 @@ class Recorder:
         if block is None:
             block = self._num_blocks
             self._num_blocks += 1
-            alloc = t.Alloc(block, storage.nbytes(), self.stream, what)
+            alloc = t.Alloc(block, storage.nbytes(), self.stream, self._role or what)
             self._block_of[key] = block
             self._live[block] = alloc
             self._watches[key] = weakref.ref(storage, lambda _: self._let_go(key, block))
             self.add(alloc)
         return block
 
+    def gradient_blocks(self, model: torch.nn.Module) -> frozenset[int]:
+        """Blocks that the model's reduced gradients lie in from step to step."""
+        handles = [handle for context in contexts_in(model) for _, handle in context.each_handle()]
+        memories = [handle.gradient.memory for handle in handles]
+        return frozenset(self._block_of[memory.untyped_storage()._cdata] for memory in memories if memory is not None)
+
     def _let_go(self, key: int, block: int) -> None:
         if self._block_of.get(key) == block:
             del self._block_of[key], self._watches[key]
         if self._live.pop(block, None) is not None:
             self.add(t.Free(block))
+
+    @contextmanager
+    def role(self, what: str) -> Iterator[None]:
+        """Blocks made inside carry ``what`` instead of the operation's name."""
+        before, self._role = self._role, what
+        try:
+            yield
+        finally:
+            self._role = before
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -131,26 +156,55 @@ class Recorder:
         self._happened[stream] = max(event, self._happened.get(stream, -1))
         self.add(t.HostWait(event))
 
+    def read_device(self) -> None:
+        """The host asks for a value (``item``): it waits for everything on the current stream."""
+        event = self.new_event()
+        self.add(t.Record(event, self.stream))
+        self.host_wait(event, self.stream)
+
+    def all_to_all(self, received: Tensor, sent: Tensor, ranks: tuple[int, ...]) -> None:
+        """Outside the engine, in the order of the current stream."""
+        event = self.new_event()
+        self.add(t.Collective("all_to_all", self.stream, event, max(received.nbytes, sent.nbytes), ranks, "", ""))
+        self.add(t.Wait(event, self.stream))
+
     # -- ranks -------------------------------------------------------------------------------------------------------
 
-    def ranks(self, rank: int, world_size: int) -> PretendRanks:
-        """To be passed as ``process_group``: this process is ``rank`` of ``world_size`` that exist on paper."""
-        return PretendRanks(self, rank, world_size)
+    def ranks(self, rank: int, world_size: int, is_inline: bool = False) -> PretendRanks:
+        """To be passed as ``process_group``: this process is ``rank`` of ``world_size`` that exist on paper.
+
+        is_inline: they compute as CPUs do, where everything has happened when a call returns.
+        """
+        return PretendRanks(self, rank, world_size, is_inline)
+
+
+class _MarkingLog(EventLog):
+    """Rows of the engine's event log become marks."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def record(self, kind: str, unit: str = "", phase: str = "", stream: str = "compute", nbytes: int = 0) -> None:
+        self._recorder.mark(kind, unit, phase)
 
 
 class PretendRanks(RankStandIn):
     """Stands for a process group whose other ranks do not exist."""
 
-    def __init__(self, recorder: Recorder, rank: int, world_size: int) -> None:
+    def __init__(self, recorder: Recorder, rank: int, world_size: int, is_inline: bool = False) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is none of {world_size} ranks")
         self.recorder, self.rank, self.world_size = recorder, rank, world_size
+        self._is_inline = is_inline
 
-    def wire(self, ranks: tuple[int, ...], ranks_per_host: int | None) -> RecordedWire:
+    def wire(self, ranks: tuple[int, ...], ranks_per_host: int | None) -> Wire:
+        if len(ranks) == 1:
+            return _RecordedLocalWire(self.recorder)
         return RecordedWire(self.recorder, ranks, ranks.index(self.rank), ranks_per_host)
 
-    def streams(self) -> RecordedStreams:
-        return RecordedStreams(self.recorder)
+    def streams(self) -> Streams:
+        return InlineStreams() if self._is_inline else RecordedStreams(self.recorder)
 
 
 class _RecordedEvent(Event):
@@ -214,6 +268,7 @@ class RecordedWire(CollectivesWire):
     def __init__(self, recorder: Recorder, ranks: tuple[int, ...], group_rank: int, ranks_per_host: int | None) -> None:
         self._recorder = recorder
         self._take_place(ranks, group_rank, _META, ranks_per_host)
+        self._calls = _RecordedCalls(recorder, self.ranks, self._gather_small)
 
     def _call(self, label: Label, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder, event = self._recorder, self._recorder.new_event()
@@ -222,8 +277,46 @@ class RecordedWire(CollectivesWire):
         recorder.add(t.Collective(primitive, recorder.stream, event, whole, self.ranks, label.unit, label.phase))
         return _RecordedWork(recorder, event)
 
-    def quiesce(self) -> None:
-        return None
+    def empty(self, numel: int, dtype: torch.dtype, role: BufferRole) -> Tensor:
+        with self._recorder.role(f"engine.{role.value}"):
+            return super().empty(numel, dtype, role)
+
+
+class _RecordedCalls(CallRecord):
+    """The comparison of ranks at the end of backward: its gather, and the host that waits for it before a step."""
+
+    def __init__(self, recorder: Recorder, ranks: tuple[int, ...], gather: Gather) -> None:
+        super().__init__(ranks, _META, gather)
+        self._recorder = recorder
+        self._answer: tuple[int, int] | None = None  # event and its stream
+        read_before_steps(self)
+
+    def add(self, primitive: str, label: Label, numel: int) -> None:
+        return None  # there is nobody to differ from
+
+    def compare(self) -> None:
+        self.read_pending()
+        self._gather(torch.empty(2, dtype=torch.int64, device=_META))
+        recorder = self._recorder
+        self._answer = (recorder.new_event(), recorder.stream)
+        recorder.add(t.Record(*self._answer))
+
+    def read_pending(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._recorder.host_wait(*answer)
+
+
+class _RecordedLocalWire(LocalWire):
+    """Of a group of one; what it allocates goes on the tape under its role, too."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(_META)
+        self._recorder = recorder
+
+    def empty(self, numel: int, dtype: torch.dtype, role: BufferRole) -> Tensor:
+        with self._recorder.role(f"engine.{role.value}"):
+            return super().empty(numel, dtype, role)
 
 
 class _Watch(TorchDispatchMode):
@@ -235,8 +328,11 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         recorder = self._recorder
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            recorder.read_device()
+            return 0  # what a device would answer is not known; 0 stands for "nothing was found" (overflows)
+        result = func(*args, **kwargs)
         cost = cost_of(func, args, kwargs, result)
         for tensor in cost.on_device:
             recorder.hold(tensor, cost.name)

@@ -20,7 +20,7 @@ class Alloc:
     block: int
     nbytes: int
     stream: int
-    what: str  # the operation that made it, or its role in the engine
+    what: str  # the operation that made it, or its role in the engine: engine.shard, engine.full, ... (``BufferRole``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Kernel:
 class Collective:
     """A collective: it starts when ``stream`` has got there and its channel is free; ``event`` is its end.
 
-    primitive: all_gather, reduce_scatter, all_reduce, broadcast.
-    nbytes: of the whole (gathered, or not yet reduced) tensor.
+    primitive: all_gather, reduce_scatter, all_reduce, broadcast, all_to_all.
+    nbytes: of the whole (gathered, or not yet reduced) tensor; of what one rank sends to all in an all_to_all.
     ranks: members in group order, as global ranks.
     """
 

@@ -1,6 +1,7 @@
 """What ``action=`` names beside training: one module each. No torch here.
 
-``check``, ``inspect`` and ``export`` are done by this process; ``eval`` and ``generate`` need ranks, as training does.
+``check``, ``inspect``, ``export`` and ``plan`` are done by this process; ``eval`` and ``generate`` need ranks, as
+training does.
 """
 
 from __future__ import annotations
@@ -8,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher.actions import check, export, inspect
+from launcher.planning import plan
 from launcher.request import LaunchRequest
 from launcher.schema import Config
 
 Action = Callable[[Config, LaunchRequest], int]
 
-IN_THIS_PROCESS: dict[str, Action] = {"check": check.run, "inspect": inspect.run, "export": export.run}
+IN_THIS_PROCESS: dict[str, Action] = {
+    "check": check.run,
+    "export": export.run,
+    "inspect": inspect.run,
+    "plan": plan.run,
+}

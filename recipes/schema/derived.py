@@ -8,7 +8,21 @@ from __future__ import annotations
 import math
 
 from recipes.schema.engine import ShardingConfig
-from recipes.schema.training import TrainConfig
+from recipes.schema.training import HardwareConfig, TrainConfig
+
+NEEDED_TO_PLAN = (
+    "peak_flops_float32",
+    "memory_bytes",
+    "memory_bytes_per_s",
+    "intra_host_bytes_per_s",
+    "cross_host_bytes_per_s",
+)
+"""What a hardware profile must know for a plan; everything else has a default."""
+
+
+def unknown_to_plan(hardware: HardwareConfig) -> list[str]:
+    """Keys of the profile that a plan needs and that are null."""
+    return [f"hardware.{name}" for name in NEEDED_TO_PLAN if getattr(hardware, name) is None]
 
 
 def sharding_factor(sharding: ShardingConfig, world_size: int, ranks_per_host: int) -> int:

@@ -185,6 +185,29 @@ class HardwareConfig:
         None, "bandwidth between devices of a host, bytes/s and direction", above=0
     )
     cross_host_bytes_per_s: float | None = described(None, "network bandwidth of one host, bytes/s", above=0)
+    usable_memory_bytes: int | None = described(
+        None, "what the caching allocator may take; null: 94 % of memory_bytes", at_least=1
+    )
+    compute_efficiency: float | None = described(
+        None, "part of the peak that large matrix products reach; null: assumed", above=0, at_most=1
+    )
+    memory_efficiency: float | None = described(
+        None, "part of the memory bandwidth that elementwise kernels reach; null: assumed", above=0, at_most=1
+    )
+    intra_efficiency: float | None = described(
+        None, "part of the host's inner bandwidth that collectives reach; null: assumed", above=0, at_most=1
+    )
+    cross_efficiency: float | None = described(
+        None, "part of the network bandwidth that collectives reach; null: assumed", above=0, at_most=1
+    )
+    intra_step_s: float | None = described(None, "latency of a ring's step inside a host; null: assumed", at_least=0)
+    cross_step_s: float | None = described(None, "latency of a ring's step between hosts; null: assumed", at_least=0)
+    launch_s: float | None = described(None, "host time to issue one operation; null: assumed", at_least=0)
+    kernel_s: float | None = described(None, "time of the shortest kernel; null: assumed", at_least=0)
+    overlap_slowdown: float | None = described(
+        None, "computing takes this much longer while a collective runs beside it; null: assumed", at_least=0
+    )
+    alloc_retry_s: float | None = described(None, "what one allocator retry costs; null: assumed", at_least=0)
 
 
 @dataclass

@@ -1,6 +1,18 @@
 """Cross-field rules by subject."""
 
-from launcher.check.rules import actions, checkpoints, data, later, models, ranks, resuming, slurm, sweeps, training
+from launcher.check.rules import (
+    actions,
+    checkpoints,
+    data,
+    later,
+    models,
+    planning,
+    ranks,
+    resuming,
+    slurm,
+    sweeps,
+    training,
+)
 from launcher.check.rules.rule import Rule
 
 RULES: list[Rule] = [
@@ -13,6 +25,7 @@ RULES: list[Rule] = [
     *checkpoints.RULES,
     *sweeps.RULES,
     *actions.RULES,
+    *planning.RULES,
     *resuming.RULES,
 ]
 

@@ -46,8 +46,9 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 def _update(param: Tensor, accumulator: Tensor, grad: Tensor, lr: float, eps: float) -> None:
     if not grad.is_sparse:
         raise TypeError("row-wise Adagrad wants sparse gradients; this parameter has a dense one")
-    grad = grad.coalesce()
-    rows, g = grad.indices()[0], grad.values().float()  # [touched], [touched, dim]
+    if not grad.is_meta:  # on paper (a plan) every row is touched once, the most there can be
+        grad = grad.coalesce()
+    rows, g = grad._indices()[0], grad._values().float()  # [touched], [touched, dim]
     total = accumulator[rows] + g.square().mean(dim=1)
     accumulator[rows] = total
     scale = lr / (total.sqrt() + eps)

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recipes.models.dhen.exchange import Route, deliver, give_back, plan_route, world
+from recipes.models.dhen.exchange import Route, deliver, expected_route, give_back, plan_route, world
 from recipes.models.dhen.placement import Placement
 from recipes.models.dhen.row_init import fill_embedding_rows
 from recipes.models.own_shards import OwnShards, TableShard
@@ -134,9 +134,10 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, tables: EmbeddingTables, ids: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.weight_shape, ctx.route = weight.shape, None
         out_shape = (*ids.shape, tables.dim)
+        world_size = tables.placement.world_size
         if ids.is_meta:
-            return weight.new_empty(out_shape, dtype=dtype)
-        index, world_size = tables.index_on(ids.device), tables.placement.world_size
+            return _lookup_on_paper(ctx, weight, ids, dtype, out_shape, world_size)
+        index = tables.index_on(ids.device)
         is_valid = ((ids >= 0) & (ids < index.rows)).all()
         block = torch.div(ids, index.block_rows, rounding_mode="floor")
         owner = (block + index.tables) % world_size
@@ -157,8 +158,6 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
-        if grad.is_meta:
-            return None, None, None, None
         rows = grad.reshape(-1, grad.shape[-1])
         route: Route | None = ctx.route
         if route is None:
@@ -166,6 +165,18 @@ class _Lookup(torch.autograd.Function):
         summed = rows.new_zeros(sum(route.num_sent), rows.shape[1], dtype=torch.float32)
         summed.index_add_(0, route.position, rows.float())
         return _sparse(route.slots, give_back(route, summed.to(grad.dtype)), ctx.weight_shape), None, None, None
+
+
+def _lookup_on_paper(
+    ctx: Any, weight: Tensor, ids: Tensor, dtype: torch.dtype, out_shape: tuple[int, ...], world_size: int
+) -> Tensor:
+    """The lookup of a plan: which rows are wanted is not known, how many is."""
+    if world_size == 1:
+        ctx.slots = ids.flatten()
+        return F.embedding(ids, weight).to(dtype)
+    ctx.route = expected_route(ids.numel(), world_size, ids.device)
+    rows = weight[ctx.route.slots].to(_narrower(weight.dtype, dtype))
+    return deliver(ctx.route, rows)[ctx.route.position].to(dtype).view(out_shape)
 
 
 def _sparse(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:

@@ -1,0 +1,49 @@
+"""Rules about plans: a profile must know enough of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.check.about import About
+from launcher.check.rules.rule import Rules
+from launcher.errors import Problem
+from launcher.schema import Config
+from recipes.schema.derived import unknown_to_plan
+
+RULES = Rules()
+_READERS = ("plan", "tune")
+
+
+@RULES.reading("action", "hardware", "cluster.nproc_per_node")
+def profile_knows_enough(config: Config, about: About) -> Iterator[Problem]:
+    if config.action not in _READERS:
+        return
+    if unknown := unknown_to_plan(config.hardware):
+        yield about.problem(
+            "hardware",
+            f"this profile does not know {', '.join(unknown)}",
+            got=config.hardware.name,
+            remedy="hardware=a100_80gb, h100_80gb, h200 or v100_32gb, or a profile of your own",
+        )
+
+
+@RULES.reading("action", "sharding.cpu_offload")
+def offload_is_not_simulated(config: Config, about: About) -> Iterator[Problem]:
+    if config.action in _READERS and config.sharding.cpu_offload:
+        yield about.problem(
+            "sharding.cpu_offload",
+            "copies between host and device are not simulated",
+            got=True,
+            remedy="sharding.cpu_offload=false",
+        )
+
+
+@RULES.reading("action", "train.compile")
+def compilers_are_not_simulated(config: Config, about: About) -> Iterator[Problem]:
+    if config.action in _READERS and config.train.compile:
+        yield about.problem(
+            "train.compile",
+            "which kernels a compiler would fuse is not known without running it",
+            got=True,
+            remedy="train.compile=false: the plan is then an upper bound of time and memory",
+        )
