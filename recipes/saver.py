@@ -9,7 +9,7 @@ from recipes import random_state
 from recipes.checkpoint.checkpointer import Checkpointer, TrainState
 from recipes.checkpoint.due import SaveTimes
 from recipes.checkpoint.every import Every, every_of
-from recipes.checkpoint.folder import checkpoints_of, final_name
+from recipes.checkpoint.folder import SAVE_TIME_FILE, checkpoints_of, final_name
 from recipes.ranks import Ranks
 from recipes.run_state import Part
 from recipes.schema.training import CheckpointConfig
@@ -61,7 +61,7 @@ class Saver:
         """The run has ended: its last step is saved, if checkpoints are wanted at all, and everything is written."""
         if self._is_wanted and done and self._saved_step != done:
             self.save(done, eval_loss, must_succeed=True)
-        self._checkpointer.wait()
+        self._wait()
 
     def save_and_wait(self, done: int) -> str:
         """The run must stop here, wanted or not: what is trained is on the disk when this returns. A line about it."""
@@ -69,11 +69,20 @@ class Saver:
             return "nothing was trained yet; start it again"
         if self._saved_step != done:
             self.save(done, must_succeed=True)
-        self._checkpointer.wait()
+        self._wait()
         where = checkpoints_of(self._run_dir) / final_name(done)
         if not where.exists():  # resumed from there, and nothing done since
             return "nothing was trained since the start; start it again"
         return f"saved in {where}; the same command goes on from there (with run.dir={self._run_dir})"
+
+    def _wait(self) -> None:
+        """Until the save in flight is complete; what it took stays in the run folder, for who sets the next limit."""
+        self._checkpointer.wait()
+        if self._ranks.is_main and self.save_s is not None:
+            try:
+                (self._run_dir / SAVE_TIME_FILE).write_text(f"{self.save_s:.3f}\n")
+            except OSError:
+                pass  # a hint, and no reason to fail
 
     def _state(self, done: int) -> TrainState:
         shared: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}

@@ -50,6 +50,8 @@ def submit_run(config: Config, request: LaunchRequest, environ: Mapping[str, str
         raise
     for line in lines:
         say(line)
+    for line in lines:
+        say(line)
     say(f"job {job} submitted\nrun folder: {short(run_dir)}\nlog: {short(run_dir / JOB_LOG)}", sys.stdout)
     return _wait(run_dir, job) if config.sweep.wait else EXIT_OK
 

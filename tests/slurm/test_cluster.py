@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ def test_two_nodes_train_as_four_ranks_here_do(here: Slurm) -> None:
     hosts = [(ended.run_dir / "logs" / f"rank_{rank}.log").exists() for rank in range(4)]
     assert all(hosts)
     assert (ended.run_dir / "code" / "recipes" / "loop.py").exists()
+    assert json.loads((ended.run_dir / "environment.json").read_text())["hostname"] == "node1"
 
 
 @pytest.mark.parametrize(
