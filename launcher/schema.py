@@ -98,6 +98,18 @@ class InspectConfig:
 
 
 @dataclass
+class TuneConfig:
+    """The search of ``action=tune``."""
+
+    objective: str = described(
+        "throughput",
+        "throughput: samples/s at train.global_batch; latency: the shortest step, global batch left to the search",
+        choices=("throughput", "latency"),
+    )
+    max_plans: int = described(40, "plans to make at most; each takes seconds", at_least=1, at_most=100_000)
+
+
+@dataclass
 class Config(RecipeConfig):
     """One composed config."""
 
@@ -105,4 +117,5 @@ class Config(RecipeConfig):
     plugins: list[str] = described([], "Python files that register a user's own models, data or optimizers")
     cluster: ClusterConfig = described(ClusterConfig, "how ranks come to be")
     sweep: SweepConfig = described(SweepConfig, "sweeps")
+    tune: TuneConfig = described(TuneConfig, "the search of action=tune")
     inspect: InspectConfig = described(InspectConfig, "what a checkpoint holds")

@@ -113,6 +113,18 @@ def test_many_plans_are_one_table_and_one_picture(plan: Plan) -> None:
     assert (folder() / "plan.html").read_text().count("<svg") == 2
 
 
+def test_a_search_ends_with_words_that_can_be_typed(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "cluster.nproc_per_node=2", "train.global_batch=4", "train.activation_checkpointing=true")
+    assert cli.main(["action=tune", *words, "tune.max_plans=6"]) == 0
+    told = capsys.readouterr()
+    assert len(told.err.splitlines()) == 6  # progress, a line a plan
+    (best,) = [line for line in told.out.splitlines() if line.startswith("best: ")]
+    assert "why: " in told.out
+    typed = best.removeprefix("best: ").split()
+    assert "train.activation_checkpointing=false" in typed  # memory is plenty: nothing need be computed twice
+    assert plan(*words, *typed).code == 0
+
+
 class Links(HTMLParser):
     """Everything a page would fetch, and its tags that were opened."""
 
