@@ -191,7 +191,8 @@ SLURM = {
     "empty partition": (["cluster=slurm", "cluster.partition=''"], ["cluster.partition: there is nothing in it"]),
 }
 LATER = {
-    "plan": (["action=plan"], ["not available in this version", "print_script"]),
+    "figure": (["action=figure"], ["not available in this version", "print_script"]),
+    "plan without a profile": (["action=plan"], ["hardware: this profile does not know", "hardware=a100_80gb"]),
     "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
     "no steps and no minutes": (["checkpoint.every=soon"], ["neither a number of steps nor minutes", "10min"]),
     "the best of nothing": (["checkpoint.keep_best=1", "train.eval_samples=0"], ["nothing is evaluated"]),
