@@ -156,8 +156,9 @@ class ShardGradient:
         """Memory that nobody else sees: the previous step's if it is free, else new."""
         handle = self._handle
         if self._memory is None or self._is_held():
-            self._memory = Buffer(self._allocate())
+            self._memory = self.flat = None  # gone before the new one is there, unless somebody holds it
             self._parts = [None] * len(handle.params)
+            self._memory = Buffer(self._allocate())
         self.flat = self._memory.memory
         return self.flat
 
