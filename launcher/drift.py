@@ -63,6 +63,7 @@ KINDS = {
     "export": SAFE,
     "generate": SAFE,
     "inspect": SAFE,
+    "tune": SAFE,
     "sweep": SAFE,
 }
 _KINDS_OF_THEIR_OWN = ("model.kind", "data.kind", "optimizer.kind")  # each with its own dataclass of keys
@@ -77,6 +78,7 @@ _UNTOLD = (
     "export.",
     "generate.",
     "inspect.",
+    "tune.",
     "action",
     "plugins",
 )

@@ -33,6 +33,7 @@ def seed_training(run: RunConfig, rank: int) -> None:
 def choose_kernels(run: RunConfig) -> None:
     """Deterministic kernels where ``run.deterministic`` asks for them; an operation without one raises."""
     torch.use_deterministic_algorithms(run.deterministic)
-    torch.backends.cudnn.benchmark = not run.deterministic
+    if torch.cuda.is_available():
+        torch.backends.cudnn.benchmark = not run.deterministic
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts, at the first product

@@ -31,7 +31,10 @@ signals = SignalWatch(Told(overdue(rank, status.failed), status.saving)).install
 signals.grace_s = 0.5
 
 def work(function):
-    code = guarded(rank, lambda: function() or 0, status.failed)
+    def exit_code():
+        result = function()
+        return result if isinstance(result, int) else 0
+    code = guarded(rank, exit_code, status.failed)
     if code in GOOD_ENDS:
         status.done()
     sys.stdout.flush()
