@@ -25,7 +25,7 @@ def text_of(plan: Plan) -> str:
         if advice.change:
             lines.append(f"  try {advice.change}")
     if plan.assumed:
-        lines.append(f"assumed, not measured here: {', '.join(plan.assumed)} (action=calibrate measures a machine)")
+        lines.append(f"assumed, not measured here: {', '.join(plan.assumed)}; set them in a profile of your own")
     return "\n".join(lines)
 
 
