@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,46 @@ def test_a_file_that_the_system_does_not_let_grow(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == []
     saver.save(run_state(None, 2))
     assert [one.step for one in complete_checkpoints(tmp_path)] == [2]
+
+
+class HopefulDisk(Disk):
+    """What was free when it was asked is taken by somebody else before it is written."""
+
+    def free_bytes(self, folder: Path) -> int:
+        return 10**12
+
+
+def fill(path: Path) -> None:
+    """Until the system refuses."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"0" * 4096)
+
+
+@pytest.fixture
+def small_file_system(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if mounting.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounting.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_small_file_system_that_somebody_else_fills(small_file_system: Path) -> None:
+    work, filler = trainee(None, "adamw", 1), small_file_system / "filler"
+    saver = checkpointer(small_file_system, work, disk=HopefulDisk(), asynchronous=False)
+    saver.save(run_state(None, 1))
+    with pytest.raises(OSError, match="No space left"):
+        fill(filler)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        saver.save(run_state(None, 2))
+    assert {path.name for path in small_file_system.iterdir()} <= {"attempt.json", ".lock", "filler", "step_00000001"}
+    assert [one.step for one in complete_checkpoints(small_file_system)] == [1]
+    filler.unlink()
+    saver.save(run_state(None, 3))
+    assert [one.step for one in complete_checkpoints(small_file_system)] == [1, 3]
 
 
 def test_too_little_room_is_seen_before_anything_is_written(tmp_path: Path) -> None:
