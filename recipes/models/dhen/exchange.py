@@ -117,9 +117,10 @@ def _all_to_all_rows(rows: Tensor, send: tuple[int, ...], receive: tuple[int, ..
 def _all_to_all(
     target: Tensor, source: Tensor, receive: Sequence[int] | None = None, send: Sequence[int] | None = None
 ) -> None:
-    """receive, send: rows of each rank; None: equally many."""
+    """receive, send: rows of each rank; None: equally many. Tensors without memory are sent nowhere."""
     if _on_paper:
         _on_paper[-1].all_to_all(target, source)
+    if target.is_meta:
         return
     dist.all_to_all_single(
         target, source, None if receive is None else list(receive), None if send is None else list(send)
