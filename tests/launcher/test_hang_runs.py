@@ -30,6 +30,7 @@ def test_a_rank_that_hangs_is_named_with_unit_and_phase(program: Program, how: s
         assert "_misbehave" in (run_dir / "logs" / "rank_1.log").read_text()
 
 
+@pytest.mark.full
 def test_under_torchrun_a_surviving_rank_tells_it(program: Program) -> None:
     code, out, err = program.run("model.how=stop", *IN_BLOCK, before=torchrun("--standalone", "--nproc-per-node", "2"))
     assert code == 1, out + err

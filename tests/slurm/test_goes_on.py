@@ -40,6 +40,7 @@ def preempt(here: Slurm) -> None:
     )
 
 
+@pytest.mark.full  # SLURM itself waits two minutes before a requeued job starts again
 def test_a_preempted_job_is_saved_requeued_and_ends_as_if_nothing_had_been(here: Slurm) -> None:
     steps = ("train.steps=24", "cluster.grace_s=20")
     process = here.start("preempted", *steps)
