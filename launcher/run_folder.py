@@ -32,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 
 from launcher.errors import ConfigErrors, Problem
+from launcher.files import write_whole
 from launcher.request import LaunchRequest
 from launcher.schema import Config
 from recipes.data.files import expanded
@@ -159,9 +160,7 @@ def next_attempt(run_dir: Path) -> int:
             run_dir, f"has a damaged file {path.name}", "the number of attempts so far in it, or no such file"
         )
     attempt = int(before) + 1
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(f"{attempt}\n")
-    unfinished.replace(path)
+    write_whole(path, f"{attempt}\n")
     return attempt
 
 

@@ -11,14 +11,13 @@ slurm/ends/JOB.RESTART/rank_N.json         how a rank ended, by the process that
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.failure import Failure
+from launcher.files import append_line, read_lines, write_whole
 
 FOLDER = "slurm"
 DONE, SAVED, FAILED = "done", "saved", "failed"  # how one rank ended
@@ -69,11 +68,7 @@ def add(run_dir: Path, event: str, **facts: Any) -> None:
     """One more line, on the disk when this returns."""
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
-    line = json.dumps({"event": event, "time": time.time(), **facts})
-    with (folder / "jobs.jsonl").open("a") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(folder / "jobs.jsonl", {"event": event, "time": time.time(), **facts})
 
 
 def add_end(run_dir: Path, job: str, restart: int, ended: Ended) -> None:
@@ -83,7 +78,7 @@ def add_end(run_dir: Path, job: str, restart: int, ended: Ended) -> None:
 def story(run_dir: Path) -> Story:
     """The latest submission's story; lines that a crash cut short are passed over."""
     told = Story()
-    for line in _lines(run_dir / FOLDER / "jobs.jsonl"):
+    for line in read_lines(run_dir / FOLDER / "jobs.jsonl"):
         event = line.get("event")
         if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
             told = Story(job=str(line["job"]))
@@ -98,10 +93,7 @@ def write_rank_end(run_dir: Path, job: str, restart: int, end: RankEnd) -> None:
     """Whole or not at all."""
     folder = _ends(run_dir, job, restart)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rank_{end.rank}.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(end)))
-    part.rename(path)
+    write_whole(folder / f"rank_{end.rank}.json", json.dumps(asdict(end)))
 
 
 def rank_ends(run_dir: Path, job: str, restart: int) -> list[RankEnd]:
@@ -129,15 +121,3 @@ def _with_end(told: Story, line: dict[str, Any]) -> Story:
     if ended.state == _LOST:
         return replace(told, num_lost=told.num_lost + 1)
     return replace(told, num_saves=told.num_saves + 1)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return
-    for line in text.splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue

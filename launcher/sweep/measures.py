@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from launcher.files import read_lines
 
 LOSS = "train_loss"
 HELD_OUT = "eval_loss"
@@ -21,7 +23,7 @@ def measures_of(run_dir: Path) -> dict[str, float]:
     train_loss: of the last step. eval_*: the last evaluation. best_*: the lowest on the way. step_s: median.
     memory_bytes: the peak over all ranks and steps. sent_bytes: by rank 0 to the others in the whole run.
     """
-    lines = list(_lines(run_dir / "metrics.jsonl"))
+    lines = _lines(run_dir / "metrics.jsonl")
     steps = [line for line in lines if "loss" in line]
     found: dict[str, float] = {}
     if steps:
@@ -78,16 +80,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines; one that is being written, or was cut short, is passed over."""
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of steps and evaluations; none where the file cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return [line for line in read_lines(path) if "step" in line]
     except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict) and "step" in found:
-            yield found
+        return []

@@ -18,14 +18,13 @@ at any moment leaves a record that is whole but for its last line, and a torn la
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.files import append_line, read_lines
 from launcher.sweep import states
 
 FILE = "record.jsonl"
@@ -105,16 +104,7 @@ class Job:
 
 def add(folder: Path, event: str, **facts: Any) -> None:
     """One more line in the record of the job in ``folder``, on the disk when this returns. Raises OSError."""
-    line = json.dumps({"event": event, "time": time.time(), **facts}).encode() + b"\n"
-    fd = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":
-            line = b"\n" + line  # a line before this one was cut short
-        os.write(fd, line)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    append_line(folder / FILE, {"event": event, "time": time.time(), **facts})
 
 
 def add_end(folder: Path, end: End) -> None:
@@ -134,7 +124,9 @@ def noted(job: Job, note: str) -> Job:
 def read(folder: Path) -> Job | None:
     """The job of this folder; None if it was never planned to the end."""
     job: Job | None = None
-    for line in _lines(folder / FILE):
+    for line in read_lines(folder / FILE):
+        if "event" not in line:
+            continue
         job = _planned(folder, line) if line["event"] == "planned" else _after(job, line)
     return job
 
@@ -176,17 +168,3 @@ def _after(job: Job | None, line: Mapping[str, Any]) -> Job | None:
         case "released":
             return replace(job, end=None, attempt=0)
     return job
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return
-    for line in text.split(b"\n"):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "event" in event:
-            yield event

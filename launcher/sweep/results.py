@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
+from launcher.files import write_whole
 from launcher.sweep.folder import Sweep
 from launcher.sweep.record import Job
 from launcher.sweep.report import report_page
@@ -17,9 +16,9 @@ from launcher.sweep.table import Results, results_of, rows
 def write_results(sweep: Sweep, jobs: Sequence[Job] | None = None) -> Results:
     """All three files. jobs: as in ``results_of``. Raises OSError."""
     results = results_of(sweep, jobs)
-    _replace(sweep.path / "results.csv", as_csv(results))
-    _replace(sweep.path / "results.md", as_markdown(results))
-    _replace(sweep.path / "report.html", report_page(results, sweep.path.name, sweep.asked.command))
+    write_whole(sweep.path / "results.csv", as_csv(results))
+    write_whole(sweep.path / "results.md", as_markdown(results))
+    write_whole(sweep.path / "report.html", report_page(results, sweep.path.name, sweep.asked.command))
     return results
 
 
@@ -54,9 +53,3 @@ def as_markdown(results: Results) -> str:
     header, *body = rows(results)
     lines = [header, ["---"] * len(header), *body]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

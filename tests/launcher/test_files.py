@@ -1,0 +1,26 @@
+"""Lines that are only added, texts that are replaced whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.files import append_line, read_lines, write_whole
+
+
+def test_a_line_that_was_cut_short_takes_no_other_along(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    assert read_lines(path) == []
+    append_line(path, {"event": "first"})
+    with path.open("a") as file:
+        file.write('{"event": "cut sh')
+    assert read_lines(path) == [{"event": "first"}]
+    append_line(path, {"event": "last"})
+    assert read_lines(path) == [{"event": "first"}, {"event": "last"}]
+
+
+def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "attempt"
+    for text in ("1\n", "2\n"):
+        write_whole(path, text)
+        assert path.read_text() == text
+        assert [one.name for one in tmp_path.iterdir()] == ["attempt"]
