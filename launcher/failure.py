@@ -129,6 +129,16 @@ def describe(failure: Failure, world_size: int, log_path: Path) -> str:
     return "\n".join(lines)
 
 
+def told_by_its_rank(failure: Failure) -> str:
+    """What a rank itself says where no launcher of ours speaks for it."""
+    lines = [f"rank {failure.rank}: {failure.what}"]
+    if failure.traceback and not failure.is_users:
+        lines.append(failure.traceback)
+    if failure.hint:
+        lines.append(failure.hint)
+    return "\n".join(lines)
+
+
 def last_lines(log_path: Path, count: int = _LAST_LOG_LINES) -> str:
     """The end of a log; empty if there is none."""
     try:

@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from launcher import failure as failures
 from launcher import provenance, rank_signals, resuming
 from launcher.announce import headline, let_the_first_rank_speak, say
 from launcher.environment import JoinedRanks
@@ -113,11 +114,7 @@ def _report(failure: Failure) -> None:
     if failure.is_lost_peer:
         # torchrun names the earliest by whole seconds: the cause goes first, and mostly ends this rank meanwhile.
         time.sleep(_SETTLE_S)
-    print(f"rank {failure.rank}: {failure.what}", file=sys.stderr)
-    if failure.traceback and not failure.is_users:
-        print(failure.traceback, file=sys.stderr)
-    if failure.hint:
-        print(failure.hint, file=sys.stderr)
+    print(failures.told_by_its_rank(failure), file=sys.stderr)
     sys.stderr.flush()
     error_file = os.environ.get(_TORCHRUN_ERROR_FILE)
     if error_file:

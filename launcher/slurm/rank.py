@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
+from launcher import failure as failures
 from launcher import provenance
 from launcher.announce import headline
 from launcher.environment import JoinedRanks
@@ -114,8 +115,4 @@ def _print(failure: Failure) -> None:
     """Ranks that only noticed another one's end stay quiet: what they would say explains nothing."""
     if failure.is_lost_peer:
         return
-    print(f"rank {failure.rank}: {failure.what}", file=sys.stderr)
-    if failure.traceback and not failure.is_users:
-        print(failure.traceback, file=sys.stderr)
-    if failure.hint:
-        print(failure.hint, file=sys.stderr)
+    print(failures.told_by_its_rank(failure), file=sys.stderr)
