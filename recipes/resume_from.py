@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.checkpoint.errors import CheckpointError
-from recipes.checkpoint.folder import ROOT_NAME, checkpoints_of
+from recipes.checkpoint.folder import ROOT_NAME, checkpoints_of, step_folders, step_of
 from recipes.data.files import expanded
 
 AUTO, NEVER = "auto", "never"
-_STEP = re.compile(r"step_(\d{8,})")
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,9 @@ def named(path: str) -> list[Candidate]:
         CheckpointError: there are none.
     """
     place = expanded(path).absolute()
-    if match := _STEP.fullmatch(place.name):
-        found = [Candidate(int(match[1]), place)] if place.is_dir() else []
+    step = step_of(place)
+    if step is not None:
+        found = [Candidate(step, place)] if place.is_dir() else []
     else:
         found = in_folder(place) or in_folder(place / ROOT_NAME)
     if not found:
@@ -58,10 +57,7 @@ def named(path: str) -> list[Candidate]:
 
 def in_folder(folder: Path) -> list[Candidate]:
     """Those of one ``checkpoints`` folder, newest first."""
-    if not folder.is_dir():
-        return []
-    matches = [(match, path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name)) and path.is_dir()]
-    return sorted((Candidate(int(match[1]), path) for match, path in matches), key=lambda one: -one.step)
+    return [Candidate(step, path) for step, path in reversed(step_folders(folder))]
 
 
 def to_set_aside(resume: str, run_dir: Path) -> list[Path]:

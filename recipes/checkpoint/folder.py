@@ -66,15 +66,26 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
 
+def step_of(path: Path) -> int | None:
+    """By its final name; whether the folder holds a checkpoint is not looked at."""
+    match = _FINAL.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def step_folders(root: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of everything in a ``checkpoints`` folder that is named like a checkpoint, oldest step first."""
+    steps = [(step_of(path), path) for path in _entries(root)]
+    return sorted((step, path) for step, path in steps if step is not None)
+
+
 def complete_checkpoints(root: Path) -> list[Found]:
     """Of a ``checkpoints`` folder, oldest step first; empty where there is none."""
     found = []
-    for path in _entries(root):
-        if _FINAL.fullmatch(path.name):
-            try:
-                found.append(look_at(path))
-            except DamagedCheckpoint:
-                continue
+    for _, path in step_folders(root):
+        try:
+            found.append(look_at(path))
+        except DamagedCheckpoint:
+            continue
     return sorted(found, key=lambda one: one.step)
 
 
