@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipes.build import ShardedModel, build_sharded
+from recipes.checkpoint.checkpointer import open_together
 from recipes.checkpoint.errors import CheckpointError
 from recipes.checkpoint.fit import model_problems
-from recipes.checkpoint.reader import CheckpointReader
 from recipes.checkpoint.restore import load_model
 from recipes.context import RankContext
 from recipes.data.records import DataInfo
@@ -30,7 +30,7 @@ def trained_model(
     if config.model.init_from is not None:
         report.line(f"weights of {config.model.init_from}")
         return sharded, None
-    reader = CheckpointReader(Path(config.checkpoint.resume))
+    reader = open_together(Path(config.checkpoint.resume), ranks)
     problems = model_problems(reader, sharded.model)
     if problems:
         raise CheckpointError(

@@ -295,15 +295,6 @@ def open_together(path: Path, ranks: Ranks) -> CheckpointReader:
     return reader
 
 
-def load_model_from(path: Path, model: torch.nn.Module, ranks: Ranks) -> CheckpointReader:
-    """The model alone, for evaluating or generating. Raises as ``Checkpointer.load``."""
-    reader = open_together(path, ranks)
-    raise_together(ranks, _does_not_fit(reader, fit.model_problems(reader, model)))
-    restore.load_model(reader, model)
-    ranks.barrier()
-    return reader
-
-
 def _does_not_fit(reader: CheckpointReader, problems: list[str]) -> CheckpointError | None:
     if not problems:
         return None

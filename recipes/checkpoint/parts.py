@@ -15,7 +15,7 @@ tables of ``OwnShards``   one rank, whole rows                                  
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,7 +152,3 @@ def _add_optimizer(
 def is_per_row(value: Any, parameter: Tensor) -> bool:
     """Whether a table's optimizer state has one entry per local row."""
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == parameter.shape[0]
-
-
-def total_bytes(parts: Sequence[Part]) -> int:
-    return sum(part.num_bytes for part in parts)
