@@ -29,18 +29,15 @@ class Span:
 
 @dataclass
 class Timeline:
-    """spans: by start. host_s: the host's clock at every entry. stream_s: per ``Free`` entry, until when the streams
-    that have used the block are busy. mark_s: (kind, host time, compute stream's time) of every ``Mark``."""
+    """spans: in the order the host issued them. host_s: the host's clock at every entry. busy_until_s: by ``Free``
+    entry, until when the streams that have used the block are busy. marks: with the host's and the compute stream's
+    time. end_s: when everything is done."""
 
     spans: list[Span] = field(default_factory=list)
     host_s: list[float] = field(default_factory=list)
     busy_until_s: dict[int, float] = field(default_factory=dict)
     marks: list[tuple[t.Mark, float, float]] = field(default_factory=list)
     end_s: float = 0.0
-
-    def total_s(self, lane: str, start_s: float = 0.0) -> float:
-        """Seconds in which the lane was busy since ``start_s``."""
-        return sum(span.end_s - span.start_s for span in self.spans if span.lane == lane and span.start_s >= start_s)
 
 
 class _Channel:
