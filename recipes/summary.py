@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipes.amounts import memory
 from recipes.loggers.jsonl import strict
 from recipes.report import amount
 
@@ -70,7 +71,7 @@ class Summary:
             *([("overflows", f"{self.num_overflowed} updates left out")] if self.num_overflowed else []),
             ("speed", self._speed()),
             *(
-                (name.removesuffix("_bytes").replace("_", " "), _bytes(value))
+                (name.removesuffix("_bytes").replace("_", " "), memory(value))
                 for name, value in self.peak_memory.items()
             ),
             ("run folder", self.run_dir),
@@ -89,7 +90,3 @@ class Summary:
         if self.mfu is not None:
             parts.append(f"MFU {100 * self.mfu:.1f}%")
         return ", ".join(parts)
-
-
-def _bytes(value: int) -> str:
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"

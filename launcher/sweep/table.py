@@ -9,6 +9,7 @@ from launcher.sweep import states
 from launcher.sweep.folder import Sweep
 from launcher.sweep.measures import HELD_OUT, LOSS, default_metric
 from launcher.sweep.record import Job
+from recipes.amounts import memory
 
 # Columns in which a table for people shows its jobs; results.csv has all that was measured.
 _SHOWN = ("step_s", "units_per_s", "memory_bytes", "sent_bytes")
@@ -126,10 +127,6 @@ def readable(column: str, value: float) -> str:
     return _UNITS.get(unit, _plain)(value)
 
 
-def _bytes(value: float) -> str:
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
-
-
 def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value // 60:.0f} min {value % 60:.0f} s"
 
@@ -138,4 +135,4 @@ def _plain(value: float) -> str:
     return f"{value:.5g}"
 
 
-_UNITS: Mapping[str, Callable[[float], str]] = {"bytes": _bytes, "s": _seconds}
+_UNITS: Mapping[str, Callable[[float], str]] = {"bytes": memory, "s": _seconds}
