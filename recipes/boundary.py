@@ -22,6 +22,8 @@ from recipes.stop import StopRequest
 # Before a save has been timed: this long, or a tenth of what is left at the start of the steps if that is less.
 UNKNOWN_SAVE_S = 60.0
 _SAVE_MARGIN = 1.5  # a save may take longer than the ones before it
+# An evaluation asks this often whether it must be cut short: every so many of its forwards, on every rank alike.
+FORWARDS_BETWEEN_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,16 @@ class Boundary:
 
     def before_the_first_step(self) -> Agreed:
         """A round of its own: signals during start-up and data preparation."""
-        self._note_time()
+        return self._round()
+
+    def _round(self) -> Agreed:
+        """An agreement outside a step, with a message of its own."""
         wishes = torch.tensor([float(self._wants_stop()), 0.0], dtype=torch.float64, device=self._ranks.device)
         return self._heeding(_decided(self._ranks.sum(wishes)))
+
+    def is_evaluation_over(self, forwards: int) -> bool:
+        """After so many forwards of an evaluation: must it be cut short, because a rank was asked to stop?"""
+        return forwards % FORWARDS_BETWEEN_ROUNDS == 0 and self._round().stop
 
     def reason(self) -> str:
         """Who asked, in words. Collective; after an agreement to stop."""

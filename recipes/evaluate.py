@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -12,17 +14,34 @@ from recipes.step import on_device
 from recipes.tasks import Task
 
 
+class CutShort(Exception):
+    """An evaluation was ended before its last forward, on every rank alike. It has no result."""
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, task: Task, batches: EvalBatches, ranks: Ranks) -> dict[str, float]:
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    batches: EvalBatches,
+    ranks: Ranks,
+    is_over: Callable[[int], bool] = lambda forwards: False,
+) -> dict[str, float]:
     """The task's metrics over the held-out samples of all ranks, the same on every rank. Collective.
 
     Every rank runs as many forwards as the others, the last ones perhaps on filling that is not counted. Leaves
     the model in training mode.
+
+    is_over: asked between forwards with their number so far; the same answer on every rank.
+
+    Raises:
+        CutShort: ``is_over`` said so.
     """
     evaluation = task.evaluation()
     model.eval()
     try:
-        for eval_batch in batches:
+        for forwards, eval_batch in enumerate(batches):
+            if forwards > 0 and is_over(forwards):
+                raise CutShort
             host_batch = without_filling(eval_batch)
             num_targets = task.count_targets(host_batch)
             for batch in on_device([host_batch], ranks.device):

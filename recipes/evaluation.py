@@ -7,9 +7,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from recipes.boundary import Boundary
 from recipes.context import RankContext
 from recipes.data.errors import DataError
-from recipes.evaluate import evaluate
+from recipes.evaluate import CutShort, evaluate
 from recipes.loggers.jsonl import strict
 from recipes.prepare import eval_batches, prepare_splits
 from recipes.ranks import Ranks
@@ -17,6 +18,7 @@ from recipes.registry import MODELS
 from recipes.report import Report
 from recipes.schema import RecipeConfig
 from recipes.seeds import choose_kernels
+from recipes.stop import StoppedFromOutside
 from recipes.tasks import task_for
 from recipes.trained_model import trained_model
 
@@ -40,6 +42,7 @@ def run(config: RecipeConfig, context: RankContext) -> Evaluated:
 
     Raises:
         DataError: nothing is held out. Others: as ``trained_model``.
+        StoppedFromOutside: ``context.stop`` asked for it, on every rank alike; there is no result.
     """
     started = time.perf_counter()
     ranks, report = Ranks.of(context), Report.of(context)
@@ -53,7 +56,13 @@ def run(config: RecipeConfig, context: RankContext) -> Evaluated:
         )
     sharded, step = trained_model(config, context, ranks, splits.info, report)
     task = task_for(MODELS[config.model.kind].task, splits.info)
-    metrics = evaluate(sharded.model, task, held_out, ranks)
+    boundary = Boundary(ranks, context.stop)
+    try:
+        metrics = evaluate(sharded.model, task, held_out, ranks, boundary.is_evaluation_over)
+    except CutShort:
+        why = boundary.reason()
+        report.line(f"evaluation stopped by {why}: it has no result; the same command starts it again")
+        raise StoppedFromOutside(why, step or 0) from None
     result = Evaluated(
         weights=config.model.init_from or config.checkpoint.resume,
         step=step,

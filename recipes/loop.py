@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from recipes.boundary import Agreed, Boundary
 from recipes.data.loading import EvalBatches
 from recipes.data.records import Batch
-from recipes.evaluate import evaluate
+from recipes.evaluate import CutShort, evaluate
 from recipes.flight.recorder import EVALUATION, SAVING, TRAINING, FlightRecorder
 from recipes.loggers import Logger
 from recipes.loss_guard import LossGuard
@@ -171,8 +171,13 @@ class Loop:
         self.guard.see(lines)
 
     def _evaluate(self, done: int, held_out: EvalBatches) -> dict[str, float]:
-        with self.flight.during(EVALUATION):
-            metrics = evaluate(self.trainee.model, self.trainee.task, held_out, self.trainee.ranks)
+        trainee, is_over = self.trainee, self.boundary.is_evaluation_over
+        self._is_evaluation_due = True  # until it is done: a signal may cut it short, and it is made up for
+        try:
+            with self.flight.during(EVALUATION):
+                metrics = evaluate(trainee.model, trainee.task, held_out, trainee.ranks, is_over)
+        except CutShort:
+            self._leave(done)
         for logger in self.loggers:
             logger.log(done, {f"eval_{name}": value for name, value in metrics.items()})
             logger.flush()

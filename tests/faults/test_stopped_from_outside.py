@@ -122,6 +122,23 @@ def test_a_signal_to_one_rank_saves_all_and_the_next_start_goes_on(training: Tra
 
 
 @pytest.mark.full
+def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(training: Training) -> None:
+    evaluating = ("train.steps=3", "train.eval_samples=100000", "data.eval_fraction=0.5", "train.micro_batch=1")
+    repeats = "data.seq_len=8"  # many short held-out samples: the evaluation after the last step takes a while
+    process = training.start(*evaluating, repeats)
+    training.wait_for_step(3)
+    os.kill(training.ranks_of(process)[0], signal.SIGTERM)
+    code, out = ended(process)
+    assert code == 75, out
+    assert "stopped by SIGTERM to rank 0 after step 3" in out
+    assert training.saved is not None and training.saved.step == 3
+    code, out = ended(training.start(*evaluating, repeats))
+    assert code == 0, out
+    assert "held-out after step 3" in out
+    assert training.steps == [1, 2, 3]
+
+
+@pytest.mark.full
 def test_the_time_limit_saves_before_it_is_over(training: Training) -> None:
     code, out = ended(training.start("train.steps=1e6", "cluster.time_limit=12", "cluster.nproc_per_node=1"))
     assert code == 75, out

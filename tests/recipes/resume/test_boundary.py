@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.boundary import Agreed, Boundary
+from recipes.boundary import FORWARDS_BETWEEN_ROUNDS, Agreed, Boundary
 from recipes.ranks import Ranks
 from recipes.stop import StopRequest
 from tests.recipes.loop.recipes_in_tests import context_of
@@ -51,6 +51,21 @@ def agreements(rank: Rank) -> list[Any]:
 def test_one_ranks_request_stops_all_at_the_same_boundary(ranks: Pools) -> None:
     expected = [False, Agreed(), Agreed(stop=True), True, "SIGUSR2 to rank 1"]
     assert ranks(2).run(agreements) == [expected, expected]
+
+
+def cut_short(rank: Rank) -> list[Any]:
+    stop = StopRequest()
+    boundary = Boundary(Ranks.of(context_of(rank)), stop)
+    seen: list[Any] = [boundary.is_evaluation_over(FORWARDS_BETWEEN_ROUNDS)]
+    if rank.rank == 0:
+        stop.ask("SIGTERM")
+    rounds = [forwards for forwards in range(1, 3 * FORWARDS_BETWEEN_ROUNDS) if boundary.is_evaluation_over(forwards)]
+    return [*seen, rounds, stop.is_heeded]
+
+
+def test_one_ranks_request_ends_all_evaluations_after_the_same_forward(ranks: Pools) -> None:
+    expected = [False, [FORWARDS_BETWEEN_ROUNDS, 2 * FORWARDS_BETWEEN_ROUNDS], True]
+    assert ranks(2).run(cut_short) == [expected, expected]
 
 
 def everybodys(rank: Rank) -> tuple[bool, str]:
