@@ -33,6 +33,7 @@ KINDS = {
     "model.provenance": SAFE,
     "model.init_from": SAFE,  # read before the first step only
     "model.use_cache": SAFE,
+    "model.kernels": NUMBERS,  # other random numbers in dropout
     "model.dropout": NUMBERS,
     "model.table_lr": NUMBERS,
     "data": NUMBERS,
@@ -54,6 +55,7 @@ KINDS = {
     "train.profile_steps": SAFE,
     "train.trace": SAFE,
     "precision": NUMBERS,
+    "precision.master_dtype": INCOMPATIBLE,  # what was saved has that dtype
     "sharding": SAFE,
     "rate_limiter": SAFE,
     "cluster": SAFE,

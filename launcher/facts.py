@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from launcher.schema import Config
 from recipes.schema.derived import micro_batch, num_micro_batches, replicate_groups, shard_groups, sharding_factor
-from recipes.sizes import ModelSize, UnknownSize, expected_facts, model_size
+from recipes.sizes import DTYPE_BYTES, ModelSize, UnknownSize, expected_facts, model_size
 
-STATE_COPIES = {"adamw": 2, "sgd": 1, "lamb": 2}  # float32 tensors beside parameter and gradient
+STATE_COPIES = {"adamw": 2, "sgd": 1, "lamb": 2}  # tensors of the master dtype beside parameter and gradient
 MAX_ROWS = 8  # of a rank table
 
 
@@ -20,13 +20,14 @@ class Facts:
     factor: int
     micro_batch: int
     num_micro_batches: int
+    master_dtype: str
     size: ModelSize | None
     unknown: str = ""
 
     @property
     def shard_bytes(self) -> int | None:
-        """Bytes of one rank's float32 parameters that the engine manages."""
-        return None if self.size is None else 4 * self.size.shard_numel(self.factor)
+        """Bytes of one rank's parameters that the engine manages, in the dtype in which they are kept."""
+        return None if self.size is None else DTYPE_BYTES[self.master_dtype] * self.size.shard_numel(self.factor)
 
 
 def facts_of(config: Config) -> Facts:
@@ -42,6 +43,7 @@ def facts_of(config: Config) -> Facts:
         factor=sharding_factor(config.sharding, world_size, config.cluster.nproc_per_node),
         micro_batch=micro_batch(config.train, world_size),
         num_micro_batches=num_micro_batches(config.train, world_size),
+        master_dtype=config.precision.master_dtype,
         size=size,
         unknown=unknown,
     )
@@ -93,7 +95,9 @@ def _rank_table(facts: Facts) -> list[tuple[str, str]]:
 def _precision(config: Config) -> str:
     precision = config.precision
     scaler = ", loss scaler" if precision.grad_scaler else ""
-    return f"compute {precision.param_dtype}, reduce {precision.reduce_dtype}, buffers {precision.buffer_dtype}{scaler}"
+    master = "" if precision.master_dtype == "float32" else f", weights kept in {precision.master_dtype}"
+    dtypes = f"compute {precision.param_dtype}, reduce {precision.reduce_dtype}, buffers {precision.buffer_dtype}"
+    return f"{dtypes}{master}{scaler}"
 
 
 def _limiter(config: Config) -> str:
@@ -134,7 +138,8 @@ def _sizes(config: Config, facts: Facts) -> list[tuple[str, str]]:
         )
     shard = facts.shard_bytes or 0
     copies = 2 + STATE_COPIES.get(config.optimizer.kind, 0)
-    what = f"{_bytes(shard)} of float32 parameters, {_bytes(shard * copies)} with gradients and optimizer state"
+    whole = f"{_bytes(shard * copies)} with gradients and optimizer state"
+    what = f"{_bytes(shard)} of {facts.master_dtype} parameters, {whole}"
     lines.append(("a rank holds", what))
     return lines
 

@@ -85,6 +85,7 @@ def build_sharded(
     if config.train.compile:
         compile_units(units)
     left_alone = ignored_modules(entry, model, config, ranks)
+    keep_weights_in(getattr(torch, config.precision.master_dtype), model, left_alone)
     shard_model(model, entry, config, context, left_alone, process_group)
     fsdp_core.record_flight(model, context.flight)
     groups = checked(fsdp_core.describe(model), config.sharding, config.precision, context)
@@ -116,6 +117,16 @@ def ignored_modules(entry: Entry, model: nn.Module, config: RecipeConfig, ranks:
         for module in modules:
             module.to(ranks.device)
     return modules
+
+
+def keep_weights_in(dtype: torch.dtype, model: nn.Module, left_alone: list[nn.Module]) -> None:
+    """float32 parameters become ``dtype``, deferred ones when they are built; ``left_alone`` has dtypes of its own."""
+    if dtype == torch.float32:
+        return
+    aside = {id(parameter) for module in left_alone for parameter in module.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in aside and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(dtype)
 
 
 def count_over_ranks(modules: list[nn.Module], ranks: Ranks) -> int:

@@ -40,7 +40,7 @@ def cast_buffers(module: nn.Module, policy: MixedPrecision | None, device: torch
         if owner in skip:
             continue
         for name, buffer in owner._buffers.items():
-            if buffer is None or buffer.is_meta:
+            if buffer is None or (buffer.is_meta and device.type != "meta"):  # not built yet
                 continue
             keeps_dtype = isinstance(owner, _BATCH_NORM) and name in _RUNNING_STATISTICS
             wanted = dtype if dtype is not None and buffer.is_floating_point() and not keeps_dtype else buffer.dtype

@@ -6,6 +6,10 @@ wire that sums last divides (fp16: the source is divided before, since its sums 
 simply be the gradient, the wires write into the gradient's own memory; with F = 1 that memory is the source, too.
 At most ``MAX_PENDING`` sources are alive at any time.
 
+A pooled source goes back when the reduction after the next needs room: the compute stream waits for who had it before,
+and must not meet the reduce-scatter that has just begun. One from the allocator goes back as soon as its reduce-scatter
+is issued, where streams lag behind the host: the allocator keeps it until the reduce stream is past it.
+
 Gradients become visible in ``param.grad`` only at the end of backward where they are the first of their step, so
 that a failed backward leaves none behind.
 """
@@ -153,18 +157,22 @@ def _once_per_gradient(waiting: list[Reduction]) -> list[Reduction]:
 class Reducer:
     """The reductions of one root that are on their way, oldest first."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, pooled: bool = True) -> None:
         self._streams = streams
+        self._lets_go_at_once = not pooled and not streams.is_inline
         self._scattering: deque[Reduction] = deque()
         self._replicating: deque[Reduction] = deque()
         self._waiting: list[Reduction] = []  # complete; visible at the end of backward
 
     def make_room(self) -> None:
         """Finish old reductions until a new source may be taken."""
-        while len(self._scattering) + self._num_sources_replicating() >= MAX_PENDING:
+        while len(self._scattering) + self._num_replicating() >= MAX_PENDING:
             self._advance()
 
-    def _num_sources_replicating(self) -> int:
+    def _num_replicating(self) -> int:
+        """Those that count: all, if none holds a source any more, for their shards are memory, too."""
+        if self._lets_go_at_once:
+            return len(self._replicating)
         return sum(1 for reduction in self._replicating if reduction.source is not None)
 
     def _advance(self) -> None:
@@ -181,13 +189,13 @@ class Reducer:
     def start(self, reduction: Reduction) -> None:
         """Issue; the source has been filled on the caller's stream."""
         filled = self._streams.record()
-        is_scattered = reduction.handle.wire.group_size > 1
+        goes_on = reduction.handle.wire.group_size == 1 or self._lets_go_at_once
         with self._streams.on_reduce():
             self._streams.wait(filled)
             reduction.start()
-            if not is_scattered:  # F = 1: the all-reduce starts now
+            if goes_on:  # F = 1: there is no reduce-scatter to wait for
                 reduction.replicate()
-        (self._scattering if is_scattered else self._replicating).append(reduction)
+        (self._replicating if goes_on else self._scattering).append(reduction)
 
     def finish(self) -> list[Reduction]:
         """Wait for everything; the caller's stream is ordered behind it. Returns what is to be committed."""

@@ -91,7 +91,7 @@ class Context:
         self.units: list[Unit] = []
         self.lifted: list[tuple[str, int, list[str]]] = []  # shared parameters: name, bytes, places
         self.root: Unit
-        self.reducer = Reducer(resources.streams)
+        self.reducer = Reducer(resources.streams, resources.pool.is_pooled)
         self.saved_tensor_hooks = SavedTensorHooks()
         self.log: EventLog | None = None
         self.flight: FlightRecorder | None = None
@@ -408,7 +408,7 @@ class Context:
         copied.limiter = RateLimiter(self.limiter.limit)
         copied.backward_prefetch, copied.forward_prefetch = self.backward_prefetch, self.forward_prefetch
         copied.lifted, copied.log, copied.flight = list(self.lifted), None, None
-        copied.reducer = Reducer(copied.resources.streams)
+        copied.reducer = Reducer(copied.resources.streams, copied.resources.pool.is_pooled)
         copied.saved_tensor_hooks = SavedTensorHooks()
         copied.sync_gradients, copied.divide_factor = self.sync_gradients, self.divide_factor
         copied.shows_full = False

@@ -23,7 +23,7 @@ _FROM_MODEL_FOLDER = ("eval", "generate")  # model.init_from serves as well
 _GROUPS = ("model", "data", "train", "precision")
 _RUN_KEYS = ("seed", "deterministic")
 # Of a model these may be typed: they change nothing of what was saved.
-_FREE = ("dropout", "use_cache", "provenance", "init_from")
+_FREE = ("dropout", "kernels", "use_cache", "provenance", "init_from")
 
 
 def adopt(composed: Composed) -> Composed:

@@ -24,34 +24,62 @@ INIT_STD = 0.02  # of GPT-2
 
 
 class CausalAttention(nn.Module):
-    """Self-attention over earlier tokens, fused: no [S, S] matrix is kept."""
+    """Self-attention over earlier tokens.
 
-    def __init__(self, hidden_size: int, num_heads: int, dropout: float, out_std: float) -> None:
+    ``kernels=fused``: no [S, S] matrix is kept. ``explicit``: as in minGPT; scores, probabilities and the dropout mask
+    are tensors [B, H, S, S], and every block keeps a triangle of its own. The function is the same, but for the order
+    of sums and the random numbers of dropout.
+    """
+
+    triangle: Tensor
+
+    def __init__(self, config: GPTConfig, out_std: float) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.qkv = NormalLinear(hidden_size, 3 * hidden_size, std=INIT_STD)
-        self.out = NormalLinear(hidden_size, hidden_size, std=out_std)
+        self.num_heads, self.dropout = config.num_heads, config.dropout
+        self.is_explicit = config.kernels == "explicit"
+        self.qkv = NormalLinear(config.hidden_size, 3 * config.hidden_size, std=INIT_STD)
+        self.out = NormalLinear(config.hidden_size, config.hidden_size, std=out_std)
+        if self.is_explicit:
+            ones = torch.ones(config.max_seq_len, config.max_seq_len)
+            self.register_buffer("triangle", ones.tril(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq_len, hidden = x.shape
         qkv = self.qkv(x).view(batch, seq_len, 3, self.num_heads, hidden // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, D/H]
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        if self.is_explicit:
+            y = explicit_attention(q, k, v, self.triangle[:seq_len, :seq_len] == 0, dropout)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, seq_len, hidden))
+
+
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, is_hidden: Tensor, dropout: float) -> Tensor:
+    """One operation after the other. q, k, v [B, H, S, D/H]; is_hidden [S, S]: keys that a query does not see."""
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(q.shape[-1]))
+    weights = scores.masked_fill(is_hidden, float("-inf")).softmax(-1)
+    return F.dropout(weights, dropout, training=dropout > 0) @ v
 
 
 class FeedForward(nn.Module):
     """Four times wider inside."""
 
-    def __init__(self, hidden_size: int, out_std: float) -> None:
+    def __init__(self, config: GPTConfig, out_std: float) -> None:
         super().__init__()
-        self.up = NormalLinear(hidden_size, 4 * hidden_size, std=INIT_STD)
-        self.down = NormalLinear(4 * hidden_size, hidden_size, std=out_std)
+        self.is_explicit = config.kernels == "explicit"
+        self.up = NormalLinear(config.hidden_size, 4 * config.hidden_size, std=INIT_STD)
+        self.down = NormalLinear(4 * config.hidden_size, config.hidden_size, std=out_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        inside = self.up(x)
+        return self.down(explicit_gelu(inside) if self.is_explicit else F.gelu(inside, approximate="tanh"))
+
+
+def explicit_gelu(x: Tensor) -> Tensor:
+    """The tanh approximation, one operation after the other."""
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x.pow(3.0))
+    return 0.5 * x * (1.0 + inner.tanh())
 
 
 class Block(nn.Module):
@@ -65,9 +93,9 @@ class Block(nn.Module):
         super().__init__()
         out_std = INIT_STD / math.sqrt(2 * config.num_layers)
         self.attention_norm = nn.LayerNorm(config.hidden_size)
-        self.attention = CausalAttention(config.hidden_size, config.num_heads, config.dropout, out_std)
+        self.attention = CausalAttention(config, out_std)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size)
-        self.feed_forward = FeedForward(config.hidden_size, out_std)
+        self.feed_forward = FeedForward(config, out_std)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -52,11 +52,17 @@ class ShardingConfig:
 
 @dataclass
 class PrecisionConfig:
-    """Dtypes of compute, of gradient reduction and of buffers; the master copy stays float32."""
+    """Dtypes of compute, of gradient reduction, of buffers and of the copy that the optimizer updates."""
 
     param_dtype: str = described("float32", "forward, backward and the all-gather", choices=DTYPES)
     reduce_dtype: str = described("float32", "gradient reduction", choices=DTYPES)
     buffer_dtype: str = described("float32", "floating-point buffers", choices=DTYPES)
+    master_dtype: str = described(
+        "float32",
+        "the shards that the optimizer updates, their gradients and its state; bfloat16 with param_dtype=bfloat16 only, "
+        "halves their memory and loses updates smaller than 1/256 of a weight",
+        choices=("float32", "bfloat16"),
+    )
     grad_scaler: bool = described(False, "scale the loss and agree on skipped steps over all ranks; float16 needs it")
     initial_scale: float = described(65536.0, "first loss scale", above=0)
     scale_growth_interval: int = described(2000, "steps without overflow before the scale doubles", at_least=1)

@@ -30,6 +30,12 @@ class GPTConfig(ModelConfig):
     max_seq_len: int = described(MISSING, "learned positions, the longest sequence in tokens", at_least=1)
     dropout: float = described(0.0, "probability, on embeddings, attention and residuals", at_least=0, below=1)
     tie_head: bool = described(False, "share the head's matrix with the token embedding")
+    kernels: str = described(
+        "fused",
+        "fused: attention and GELU are a kernel each; explicit: one operation after the other, as in minGPT, which keeps "
+        "scores, probabilities and dropout mask of attention",
+        choices=("fused", "explicit"),
+    )
 
 
 @dataclass

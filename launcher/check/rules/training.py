@@ -17,7 +17,7 @@ LOGGER_MODULES = {"wandb": ("wandb", "wandb"), "tensorboard": ("tensorboard", "f
 
 
 @RULES.reading("precision")
-def scaler(config: Config, about: About) -> Iterator[Problem]:
+def dtypes(config: Config, about: About) -> Iterator[Problem]:
     precision = config.precision
     if "float16" in (precision.param_dtype, precision.reduce_dtype) and not precision.grad_scaler:
         yield about.problem(
@@ -27,6 +27,15 @@ def scaler(config: Config, about: About) -> Iterator[Problem]:
             expected="true with float16",
             remedy="precision=fp16 (sets all of it), precision.grad_scaler=true, or precision=bf16",
             also=("precision.param_dtype", "precision.reduce_dtype"),
+        )
+    if precision.master_dtype not in ("float32", precision.param_dtype):
+        yield about.problem(
+            "precision.master_dtype",
+            "weights kept in a 16-bit dtype are computed with in that dtype",
+            got=precision.master_dtype,
+            expected=f"float32, or precision.param_dtype ({precision.param_dtype})",
+            remedy="precision.master_dtype=float32, or precision.param_dtype=bfloat16",
+            also=("precision.param_dtype",),
         )
 
 

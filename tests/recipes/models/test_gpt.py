@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fsdp_core.simulate.recording import Recorder
+from fsdp_core.simulate.tape import Alloc
 from recipes.data.records import DataInfo
 from recipes.models import gpt
 from tests.recipes.models.tiny import GPT
@@ -19,6 +22,46 @@ def test_no_token_sees_a_later_one() -> None:
     before, after = model(ids), model(changed)
     assert torch.equal(before[:, :9], after[:, :9])
     assert not torch.equal(before[:, 9:], after[:, 9:])
+
+
+def test_explicit_kernels_are_the_same_function() -> None:
+    batch, outcomes = GPT.batch(3), []
+    for kernels in ("fused", "explicit"):
+        model = GPT.with_config(kernels=kernels).build()
+        loss = GPT.loss(model, batch)
+        loss.backward()
+        outcomes.append((loss, dict(model.named_parameters()), model.state_dict().keys()))
+    (fused, parameters, names), (explicit, others, other_names) = outcomes
+    assert names == other_names  # a checkpoint of one is one of the other
+    torch.testing.assert_close(explicit, fused)
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(others[name].grad, parameter.grad, msg=name)
+
+
+def test_explicit_attention_drops_probabilities_in_training_only() -> None:
+    model, ids = GPT.with_config(kernels="explicit", dropout=0.5).build(), GPT.batch(1)["input_ids"]
+    assert torch.equal(model.eval()(ids), model(ids))
+    attention, x = model.train().blocks[0].attention, torch.randn(1, 16, 32)
+    assert not torch.equal(attention(x), attention(x))
+
+
+@pytest.mark.parametrize(("kernels", "kept"), [("explicit", 2 + 1 + 2), ("fused", 0)])
+def test_a_plan_sees_what_each_kind_of_attention_keeps_for_backward(kernels: str, kept: int) -> None:
+    """Bytes for each score: probabilities, dropout's mask, what it left over. In bfloat16, on the meta device."""
+    batch, heads, seq_len = 2, 4, 64
+    config = replace(GPT.config, kernels=kernels, dropout=0.1, max_seq_len=seq_len)
+    with Recorder() as recorder, torch.device("meta"):
+        model = gpt.CausalAttention(config, 0.02).to(torch.bfloat16)
+        recorder.begin_tape()
+        y = model(torch.zeros(batch, seq_len, 32, dtype=torch.bfloat16))
+        live = sum(held.nbytes for held in recorder._live.values()) - sum(held.nbytes for held in recorder.tape.held)
+        tape = recorder.end_tape()
+    scores = batch * heads * seq_len**2
+    small = 10 * batch * seq_len * 32 * 2  # some [B, S, D]
+    assert y.shape == (batch, seq_len, 32)
+    assert kept * scores <= live <= kept * scores + small
+    largest = max(entry.nbytes for entry in tape.entries if isinstance(entry, Alloc))
+    assert (largest == 2 * scores) == (kernels == "explicit")
 
 
 def test_position_matters() -> None:

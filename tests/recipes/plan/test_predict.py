@@ -107,3 +107,33 @@ def test_the_tape_counts_the_flops_of_the_models_formula(kind: str) -> None:
     assert found.rates is not None
     told = found.rates.tflops_per_rank * 1e12 * found.time.step_s  # type: ignore[operator]
     assert counted == pytest.approx(told, rel=0.02)
+
+
+def sources_alive(gather_buffers: str, is_inline: bool) -> int:
+    """Most unsharded gradients that the engine holds at once, in host order."""
+    changes = {"sharding__gather_buffers": gather_buffers, "model__num_layers": 6}
+    recorded = record_run(tiny("gpt", **changes), 4, 4, is_inline=is_inline)
+    live: set[int] = set()
+    most = 0
+    for entry in recorded.tape.entries[recorded.last_step :]:
+        if isinstance(entry, t.Alloc) and entry.what == "engine.grad_full":
+            live.add(entry.block)
+        elif isinstance(entry, t.Free):
+            live.discard(entry.block)
+        most = max(most, len(live))
+    return most
+
+
+def test_a_source_from_the_allocator_goes_back_when_its_reduction_is_issued() -> None:
+    """Where the device lags; a device that does not would have to wait for the reduction."""
+    assert sources_alive("allocator", is_inline=False) == 1
+    assert sources_alive("allocator", is_inline=True) == 2
+
+
+def test_weights_kept_in_bfloat16_halve_the_state() -> None:
+    precision = {"precision__param_dtype": "bfloat16", "precision__reduce_dtype": "bfloat16"}
+    fine = plan(tiny("gpt", **precision), 4, 4).memory
+    coarse = plan(tiny("gpt", precision__master_dtype="bfloat16", **precision), 4, 4).memory
+    for kind in ("parameters", "gradients", "optimizer"):
+        assert coarse.peak_by_kind[kind] == pytest.approx(fine.peak_by_kind[kind] / 2, rel=0.02), kind
+    assert coarse.peak_by_kind["gathered"] == fine.peak_by_kind["gathered"]
