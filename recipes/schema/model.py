@@ -32,8 +32,8 @@ class GPTConfig(ModelConfig):
     tie_head: bool = described(False, "share the head's matrix with the token embedding")
     kernels: str = described(
         "fused",
-        "fused: attention and GELU are a kernel each; explicit: one operation after the other, as in minGPT, which keeps "
-        "scores, probabilities and dropout mask of attention",
+        "fused: attention and GELU are a kernel each; explicit: one operation after the other, as in minGPT, which "
+        "keeps scores, probabilities and dropout mask of attention",
         choices=("fused", "explicit"),
     )
 
