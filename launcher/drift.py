@@ -66,6 +66,7 @@ KINDS = {
     "generate": SAFE,
     "inspect": SAFE,
     "tune": SAFE,
+    "figure": SAFE,
     "sweep": SAFE,
 }
 _KINDS_OF_THEIR_OWN = ("model.kind", "data.kind", "optimizer.kind")  # each with its own dataclass of keys
@@ -81,6 +82,7 @@ _UNTOLD = (
     "generate.",
     "inspect.",
     "tune.",
+    "figure.",
     "action",
     "plugins",
 )

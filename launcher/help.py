@@ -73,8 +73,9 @@ def presets_of(group: str, config_dir: Path | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for root in (_built_in(), config_dir):
         if root is not None:
-            for file in sorted((root / group).glob("*.yaml")):
-                found.setdefault(file.stem, _first_comment(file))
+            for file in sorted((root / group).rglob("*.yaml")):
+                name = file.relative_to(root / group).with_suffix("").as_posix()
+                found.setdefault(name, _first_comment(file))
     return found
 
 

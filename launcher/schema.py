@@ -24,6 +24,8 @@ ACTIONS = (
     "sweep",
 )
 
+FIGURES = ("2a", "2b", "6a", "6b", "6c", "7a", "7b", "7c", "8a", "8b", "8c")
+
 
 @dataclass
 class RankFields:
@@ -110,6 +112,15 @@ class TuneConfig:
 
 
 @dataclass
+class FigureConfig:
+    """``action=figure``: a figure of the FSDP paper, predicted beside published (docs/paper_figures.md)."""
+
+    name: str | None = described(
+        None, "the figure, as the paper numbers it; experiment=paper/fig7b sets it", choices=FIGURES
+    )
+
+
+@dataclass
 class Config(RecipeConfig):
     """One composed config."""
 
@@ -118,4 +129,5 @@ class Config(RecipeConfig):
     cluster: ClusterConfig = described(ClusterConfig, "how ranks come to be")
     sweep: SweepConfig = described(SweepConfig, "sweeps")
     tune: TuneConfig = described(TuneConfig, "the search of action=tune")
+    figure: FigureConfig = described(FigureConfig, "the figure of action=figure")
     inspect: InspectConfig = described(InspectConfig, "what a checkpoint holds")

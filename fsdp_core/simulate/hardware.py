@@ -21,6 +21,7 @@ class Hardware:
     intra_step_s, cross_step_s: latency of one step of a ring inside a host, between hosts.
     launch_s: what issuing one operation costs the host. kernel_s: shortest kernel.
     overlap_slowdown: computing takes this much longer while a collective runs beside it.
+    gathers_wait_in_forward: a gather that forward asks for begins only when computing has come to it (a hypothesis).
     alloc_retry_s: the host and the device stand still for this long when the allocator has to give memory back.
     """
 
@@ -40,4 +41,5 @@ class Hardware:
     launch_s: float = 5e-6
     kernel_s: float = 3e-6
     overlap_slowdown: float = 0.0
+    gathers_wait_in_forward: bool = False
     alloc_retry_s: float = 0.25

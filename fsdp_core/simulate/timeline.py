@@ -101,7 +101,10 @@ def play(tape: t.Tape, hardware: Hardware) -> Timeline:
             case t.Collective():
                 host += hardware.launch_s
                 duration = collective_s(entry.primitive, entry.nbytes, entry.ranks, hardware)
-                start, end = channel.run(max(host, streams[entry.stream]), duration)
+                ready = max(host, streams[entry.stream])
+                if hardware.gathers_wait_in_forward and (entry.primitive, entry.phase) == ("all_gather", "forward"):
+                    ready = max(ready, streams[t.COMPUTE])
+                start, end = channel.run(ready, duration)
                 events[entry.event] = end
                 line.spans.append(Span("channel", entry.primitive, entry.unit, entry.phase, start, end))
             case t.Record():

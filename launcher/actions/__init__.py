@@ -1,7 +1,7 @@
 """What ``action=`` names beside training: one module each. No torch here.
 
-``check``, ``export``, ``inspect``, ``plan`` and ``tune`` are done by this process; ``eval`` and ``generate`` need
-ranks, as training does.
+``check``, ``export``, ``figure``, ``inspect``, ``plan`` and ``tune`` are done by this process; ``eval`` and
+``generate`` need ranks, as training does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher.actions import check, export, inspect
-from launcher.planning import plan, tune
+from launcher.planning import figure, plan, tune
 from launcher.request import LaunchRequest
 from launcher.schema import Config
 
@@ -18,6 +18,7 @@ Action = Callable[[Config, LaunchRequest], int]
 IN_THIS_PROCESS: dict[str, Action] = {
     "check": check.run,
     "export": export.run,
+    "figure": figure.run,
     "inspect": inspect.run,
     "plan": plan.run,
     "tune": tune.run,

@@ -19,6 +19,7 @@ _FITTED = (
     "launch_s",
     "kernel_s",
     "overlap_slowdown",
+    "gathers_wait_in_forward",
     "alloc_retry_s",
 )
 

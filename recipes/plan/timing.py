@@ -13,7 +13,7 @@ from recipes.plan.result import TimePlan
 
 def time_of(tape: t.Tape, timeline: Timeline, last_step: int, hardware: Hardware) -> TimePlan:
     """last_step: entry where the step begins."""
-    phases, start, end = _phases(timeline)
+    phases, start, end = phases_of(timeline)
     spans = [span for span in timeline.spans if span.end_s > start]
     computing = _merged((max(s.start_s, start), min(s.end_s, end)) for s in spans if s.lane == "compute")
     talking = _merged((max(s.start_s, start), min(s.end_s, end)) for s in spans if s.lane == "channel")
@@ -39,11 +39,11 @@ def time_of(tape: t.Tape, timeline: Timeline, last_step: int, hardware: Hardware
 
 def step_spans(timeline: Timeline) -> tuple[list[Span], float, float]:
     """Spans of the last step, and when it begins and ends on the compute stream."""
-    _, start, end = _phases(timeline)
+    _, start, end = phases_of(timeline)
     return [span for span in timeline.spans if span.end_s > start], start, end
 
 
-def _phases(timeline: Timeline) -> tuple[dict[str, float], float, float]:
+def phases_of(timeline: Timeline) -> tuple[dict[str, float], float, float]:
     """Seconds of the last step by phase, its start and its end."""
     seconds = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
     start = last = 0.0

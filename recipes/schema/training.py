@@ -26,6 +26,10 @@ class AdamWConfig(OptimizerConfig):
     kind: str = described("adamw", "adamw")
     betas: list[float] = described([0.9, 0.95], "decay of the two moments", at_least=0, below=1)
     eps: float = described(1e-8, "added to the denominator", above=0)
+    fused: bool = described(
+        True,
+        "one kernel for the whole update; false: one for each operation, as PyTorch did for the FSDP paper",
+    )
 
 
 @dataclass
@@ -206,6 +210,9 @@ class HardwareConfig:
     kernel_s: float | None = described(None, "time of the shortest kernel; null: assumed", at_least=0)
     overlap_slowdown: float | None = described(
         None, "computing takes this much longer while a collective runs beside it; null: assumed", at_least=0
+    )
+    gathers_wait_in_forward: bool = described(
+        False, "a hypothesis: a gather of the forward begins only when computing has come to it; false: it overlaps"
     )
     alloc_retry_s: float | None = described(None, "what one allocator retry costs; null: assumed", at_least=0)
 

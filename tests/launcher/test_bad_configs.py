@@ -191,7 +191,7 @@ SLURM = {
     "empty partition": (["cluster=slurm", "cluster.partition=''"], ["cluster.partition: there is nothing in it"]),
 }
 LATER = {
-    "figure": (["action=figure"], ["not available in this version", "print_script"]),
+    "calibrate": (["action=calibrate"], ["not available in this version", "print_script"]),
     "plan without a profile": (["action=plan"], ["hardware: this profile does not know", "hardware=a100_80gb"]),
     "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
     "no steps and no minutes": (["checkpoint.every=soon"], ["neither a number of steps nor minutes", "10min"]),

@@ -9,7 +9,19 @@ from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
 from launcher.schema import Config
 
-AVAILABLE_ACTIONS = ("train", "check", "eval", "generate", "export", "inspect", "plan", "print_script", "sweep", "tune")
+AVAILABLE_ACTIONS = (
+    "train",
+    "check",
+    "eval",
+    "generate",
+    "export",
+    "inspect",
+    "plan",
+    "tune",
+    "figure",
+    "print_script",
+    "sweep",
+)
 RULES = Rules()
 
 

@@ -1,4 +1,4 @@
-"""Rules about plans: a profile must know enough of the machine."""
+"""Rules about plans and figures: a profile must know enough of the machine, and a figure has a name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from launcher.check.about import About
 from launcher.check.rules.rule import Rules
 from launcher.errors import Problem
-from launcher.schema import Config
+from launcher.schema import FIGURES, Config
 from recipes.schema.derived import unknown_to_plan
 
 RULES = Rules()
-_READERS = ("plan", "tune")
+_READERS = ("plan", "tune", "figure")
 
 
 @RULES.reading("action", "hardware", "cluster.nproc_per_node")
@@ -46,4 +46,16 @@ def compilers_are_not_simulated(config: Config, about: About) -> Iterator[Proble
             "which kernels a compiler would fuse is not known without running it",
             got=True,
             remedy="train.compile=false: the plan is then an upper bound of time and memory",
+        )
+
+
+@RULES.reading("action", "figure")
+def figure_has_a_name(config: Config, about: About) -> Iterator[Problem]:
+    if config.action == "figure" and config.figure.name is None:
+        yield about.problem(
+            "figure.name",
+            "which figure?",
+            got="null",
+            expected=f"one of {', '.join(FIGURES)}",
+            remedy="experiment=paper/fig7b",
         )

@@ -14,6 +14,7 @@ from recipes.schema.derived import divisors, sharding_factor
 
 RULES = Rules()
 ON_RANKS = ("train", "eval", "generate")  # actions that start ranks, or join them
+ON_PAPER = ("plan", "tune", "figure")  # their hosts need not be there
 WITHOUT_STEPS = ("eval", "generate", "export", "inspect")
 WORLD = ("cluster.num_nodes", "cluster.nproc_per_node")
 OURS = (
@@ -41,10 +42,10 @@ def _world_keys(config: Config) -> tuple[str, ...]:
     return WORLD if config.cluster.num_nodes > 1 else ("cluster.nproc_per_node",)
 
 
-@RULES.reading("cluster.kind", *WORLD)
+@RULES.reading("cluster.kind", "action", *WORLD)
 def hosts(config: Config, about: About) -> Iterator[Problem]:
     nodes = config.cluster.num_nodes
-    if config.cluster.kind == "local" and nodes > 1:
+    if config.cluster.kind == "local" and nodes > 1 and config.action not in ON_PAPER:
         ranks = config.cluster.nproc_per_node
         yield about.problem(
             "cluster.num_nodes",

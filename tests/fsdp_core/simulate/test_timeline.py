@@ -106,6 +106,15 @@ def test_a_freed_block_is_busy_until_every_stream_that_used_it_has_got_past() ->
     assert line.busy_until_s == pytest.approx({3: 5.1, 5: 0.0})
 
 
+def test_a_hypothesis_lets_gathers_of_the_forward_wait_for_computing() -> None:
+    entries = [kernel(5), gather(4, 0), t.Wait(0, t.COMPUTE), kernel(1)]
+    assert spans(entries)[1:] == [("channel", 0.2, 4.2), ("compute", 5.1, 6.1)]
+    waiting = replace(HARDWARE, gathers_wait_in_forward=True)
+    assert spans(entries, waiting)[1:] == [("channel", 5.1, 9.1), ("compute", 9.1, 10.1)]
+    late = replace(gather(4, 0), phase="backward")
+    assert spans([kernel(5), late], waiting)[1] == ("channel", 0.2, 4.2)
+
+
 def test_places_and_marks() -> None:
     entries: list[t.Entry] = [t.Mark("forward", "layer.0", ""), kernel(2), t.Mark("step", "", "")]
     line = play(t.Tape(entries), HARDWARE)
