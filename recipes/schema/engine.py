@@ -59,8 +59,8 @@ class PrecisionConfig:
     buffer_dtype: str = described("float32", "floating-point buffers", choices=DTYPES)
     master_dtype: str = described(
         "float32",
-        "the shards that the optimizer updates, their gradients and its state; bfloat16 with param_dtype=bfloat16 only, "
-        "halves their memory and loses updates smaller than 1/256 of a weight",
+        "the shards that the optimizer updates, their gradients and its state; bfloat16 (with param_dtype=bfloat16 "
+        "only) halves their memory and loses updates smaller than 1/256 of a weight",
         choices=("float32", "bfloat16"),
     )
     grad_scaler: bool = described(False, "scale the loss and agree on skipped steps over all ranks; float16 needs it")
