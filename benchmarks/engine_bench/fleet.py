@@ -41,7 +41,7 @@ class Processes:
             command = [sys.executable, "-m", module, str(there.fileno()), str(rank), str(world_size)]
             command += [str(self._store.port), name, json.dumps(details)]
             process = subprocess.Popen(
-                command,
+                [*self._entrance(rank), *command],
                 env=self._environment(),
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -56,6 +56,10 @@ class Processes:
         except ContestantFailed:
             self.close()
             raise
+
+    def _entrance(self, rank: int) -> list[str]:
+        """The words before a rank's command: where it runs, if not here."""
+        return []
 
     def _environment(self) -> dict[str, str]:
         return {

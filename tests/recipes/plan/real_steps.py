@@ -16,6 +16,7 @@ from torch import Tensor
 from fsdp_core.runtime.find import contexts_in
 from recipes.build import build_trainee
 from recipes.context import RankContext
+from recipes.data.records import Batch
 from recipes.metrics.clock import HostClock
 from recipes.plan.samples import expected_info, sample_batch
 from recipes.ranks import Ranks
@@ -64,14 +65,14 @@ def real_steps(rank: Rank, configs: list[RecipeConfig], ranks_per_host: int) -> 
     return [_real_step(rank, config, ranks_per_host) for config in configs]
 
 
-def _real_step(rank: Rank, config: RecipeConfig, ranks_per_host: int) -> RealStep:
-    world = rank.world_size
+def trainee_of(rank: int, world: int, config: RecipeConfig, ranks_per_host: int) -> tuple[Trainee, list[Batch]]:
+    """What the recipe builds for this rank, and the micro-batches of a step."""
     context = RankContext(
-        rank.rank,
+        rank,
         world,
-        rank.rank % ranks_per_host,
+        rank % ranks_per_host,
         ranks_per_host,
-        rank.rank // ranks_per_host,
+        rank // ranks_per_host,
         world // ranks_per_host,
         tuple(f"host{one // ranks_per_host}" for one in range(world)),
         "cpu",
@@ -79,7 +80,11 @@ def _real_step(rank: Rank, config: RecipeConfig, ranks_per_host: int) -> RealSte
     )
     info = expected_info(config)
     trainee = build_trainee(config, context, Ranks.of(context), info).trainee
-    batches = [sample_batch(info, micro_batch(config.train, world))] * num_micro_batches(config.train, world)
+    return trainee, [sample_batch(info, micro_batch(config.train, world))] * num_micro_batches(config.train, world)
+
+
+def _real_step(rank: Rank, config: RecipeConfig, ranks_per_host: int) -> RealStep:
+    trainee, batches = trainee_of(rank.rank, rank.world_size, config, ranks_per_host)
     clock = HostClock()
     rows: list[Row] = []
     for _ in range(2):
