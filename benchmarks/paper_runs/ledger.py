@@ -23,16 +23,24 @@ HUNDRED_MILLION = Sizes(layers=8, width=1024, vocab=256, batch=1, seq_len=16)  #
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of one rank in the third step. ledger: shards, gradients and the engine's buffers at their peak. optimizer:
-    its state. process: the most resident memory over that before the model."""
+    """Bytes of one rank in the third step.
+
+    ledger: shards, gradients and the engine's buffers at their peak. scratch: of the wire, for what peers send.
+    optimizer: its state. process: the most resident memory over that before the model.
+    """
 
     ledger: int
+    scratch: int
     optimizer: int
     process: int
 
     @property
     def ratio(self) -> float:
-        return self.process / (self.ledger + self.optimizer)
+        return self.process / self.together
+
+    @property
+    def together(self) -> int:
+        return self.ledger + self.scratch + self.optimizer
 
 
 def held(rank: int, sizes: Sizes, reshard: bool, factor: int, kind: str) -> Held:
@@ -67,7 +75,8 @@ def held(rank: int, sizes: Sizes, reshard: bool, factor: int, kind: str) -> Held
     process = peak_bytes() - before
     states = [value for state in optimizer.state.values() for value in state.values()]
     shards = sum(handle.sharded.nbytes for _, handle in context.each_handle())
-    return Held(2 * shards + pool.peak_live_bytes, sum(value.nbytes for value in states), process)
+    scratch = context.root.groups.shard.scratch_bytes
+    return Held(2 * shards + pool.peak_live_bytes, scratch, sum(value.nbytes for value in states), process)
 
 
 def measure(ranks: Ranks, sizes: Sizes) -> dict[str, Held]:
@@ -88,18 +97,16 @@ def run(pool: Pool, small: bool) -> Answer:
         found = measure(ranks, sizes)
     finally:
         ranks.close()
-    rows = [
-        (name, mb(one.ledger), mb(one.optimizer), mb(one.ledger + one.optimizer), mb(one.process), f"{one.ratio:.3f}")
-        for name, one in found.items()
-    ]
-    header = ("", "ledger MB", "optimizer state MB", "together MB", "process MB", "process / together")
+    kinds = ("ledger", "scratch", "optimizer", "together", "process")
+    rows = [(name, *(mb(getattr(one, kind)) for kind in kinds), f"{one.ratio:.3f}") for name, one in found.items()]
+    header = ("MB", "ledger", "wire's scratch", "optimizer state", "together", "process", "process / together")
     return Answer(
         STATEMENT,
         f"2 ranks, F = 2, gloo_p2p, fp32, a unit per block, {sizes}, gathered buffers from the allocator, deferred "
-        "initialisation. Ledger: shards, gradients and the engine's buffers at their peak in the third step. "
-        "Process: the peak of resident memory in that step over what was resident before the model (VmHWM), with an "
-        "allocator that gives back at once; activations, temporary gradients and the wire's scratch are in it and "
-        "not in the ledger. The rank farthest off.",
+        "initialisation. Ledger: shards, gradients and the engine's buffers at their peak in the third step; "
+        "scratch: what the wire keeps for slices that peers send. Process: the peak of resident memory in that step "
+        "over what was resident before the model (VmHWM), with an allocator that gives back at once; activations and "
+        "the gradient of one parameter on its way are in it and not in the others. The rank farthest off.",
         [Table("One rank", header, rows)],
         {name: {**vars(one), "ratio": one.ratio} for name, one in found.items()},
     )

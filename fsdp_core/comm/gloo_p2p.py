@@ -151,6 +151,11 @@ class GlooP2PWire(Wire):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory kept for slices that peers send, between steps: their largest need."""
+        return self._scratch.kept_bytes
+
     # Collectives ----------------------------------------------------------------------------------------------------
 
     def all_gather(self, full: Tensor, shard: Tensor, label: Label) -> Work:
@@ -343,6 +348,10 @@ class _ScratchPool:
         if tensors:
             self._free.append(torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage()))
             self._free = sorted(self._free, key=Tensor.numel)[-self.KEEP :]
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(block.nbytes for block in self._free)
 
     def clear(self) -> None:
         self._free.clear()
