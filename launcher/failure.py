@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,11 @@ _LOST_PEER_TEXTS = (
     "failed to recv, got 0 bytes",
     "remote process exited or there was a network error",
     "NCCL communicator was aborted",
+    "in vain: its process has died",  # the shared-memory wire's
 )
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
 _LAST_LOG_LINES = 15
+_LONGEST_END, _LONGEST_LINE = 65_536, 2_000  # bytes read of a log, characters shown of a line
 # What the user must change, told apart by name, and the run's exit code then.
 _USERS = {
     "DataError": EXIT_RANK_FAILED,
@@ -142,10 +145,12 @@ def told_by_its_rank(failure: Failure) -> str:
 def last_lines(log_path: Path, count: int = _LAST_LOG_LINES) -> str:
     """The end of a log; empty if there is none."""
     try:
-        text = log_path.read_text(errors="replace")
+        with log_path.open("rb") as file:  # of a log of gigabytes, a progress bar's one long line, the end is enough
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_END))
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-count:])
+    return "\n".join(line[-_LONGEST_LINE:] for line in text.splitlines()[-count:])
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -167,7 +167,7 @@ class _Drive:
 
 
 def swept_words(job: Job) -> str:
-    return " ".join(f"{key}={value}" for key, value in job.swept.items())
+    return " ".join(f"{key}={table.one_line(value)}" for key, value in job.swept.items())
 
 
 def _figures(job: Job) -> list[str]:

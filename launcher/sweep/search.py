@@ -22,7 +22,7 @@ from launcher.sweep import folder, states
 from launcher.sweep.chosen import backend_of
 from launcher.sweep.drive import drive
 from launcher.sweep.folder import Sweep
-from launcher.sweep.measures import default_metric
+from launcher.sweep.measures import LOSS, default_metric
 from launcher.sweep.plan import Planned, plan_one
 from launcher.sweep.record import Job
 from launcher.sweep.settle import settle
@@ -86,6 +86,8 @@ class Search:
         self._trial_of: dict[int, int] = {}
         self._planned: dict[tuple[Value, ...], tuple[Planned | None, list[Problem]]] = {}
         self._is_over = False
+        ended = [job.end for job in jobs if job.end is not None]
+        self._columns: dict[str, float] = {name: value for end in ended for name, value in end.measures.items()}
         self._chooser: Any = import_module("launcher.sweep.optuna_search").Chooser(
             space,
             sampler=asked.sampler,
@@ -111,7 +113,7 @@ class Search:
         self._by_hash[job.content_hash] = job
         value = self._value(job)
         self._chooser.tell(self._trial_of.pop(job.number), value)
-        if value is None and job.state == states.DONE and not self._is_over:
+        if value is None and job.state == states.DONE and not (self._is_over or self._has_diverged(job)):
             say("the search ends: a job is done and has nothing to be compared by")
             self._is_over = True
 
@@ -150,7 +152,18 @@ class Search:
     def _value(self, job: Job) -> float | None:
         if job.state != states.DONE or job.end is None:
             return None
-        return job.end.measures.get(self._sweep.asked.metric or default_metric(job.end.measures))
+        return job.end.measures.get(self._sweep.asked.metric or self._usual_metric(job.end.measures))
+
+    def _usual_metric(self, measures: Mapping[str, float]) -> str:
+        """One column for the whole search: a job whose evaluation gave no number is not compared by another one."""
+        self._columns.update(measures)
+        return default_metric(self._columns)
+
+    def _has_diverged(self, job: Job) -> bool:
+        """Its metric is no number in this job, as other jobs or its own steps show: a choice that gave nothing."""
+        assert job.end is not None
+        metric = self._sweep.asked.metric or default_metric(self._columns)
+        return metric in self._columns or ("steps" in job.end.measures and LOSS not in job.end.measures)
 
 
 def plan_with(

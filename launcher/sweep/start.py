@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from launcher.announce import say, short
@@ -29,9 +31,11 @@ def start_grid(composer: Composer, planned: Sequence[Planned], arguments: Sequen
         ConfigErrors: the folder is another sweep's, is in use, or cannot be made.
     """
     unique = _without_doubles(planned)
-    sweep = opened(asked_of(composer, planned[0], arguments), planned[0].asked, unique)
+    given = planned[0].asked
+    is_new = given.dir is None or folder.find(folder.named(given.dir)) is None
+    sweep = opened(asked_of(composer, planned[0], arguments), given, unique)
     plugins = planned[0].config.plugins
-    with folder.locked(sweep):
+    with folder.locked(sweep), _gone_again(sweep) if is_new else nullcontext():
         settle(sweep)
         known = {job.content_hash: job for job in sweep.jobs()}
         number = max((job.number for job in known.values()), default=-1) + 1
@@ -49,8 +53,18 @@ def start_grid(composer: Composer, planned: Sequence[Planned], arguments: Sequen
         if not jobs:
             write_results(sweep)
             return exit_code(sweep.jobs())
-        given = planned[0].asked
         return run_jobs(sweep, jobs, plugins, waits=given.wait, max_parallel=given.max_parallel)
+
+
+@contextmanager
+def _gone_again(sweep: Sweep) -> Iterator[None]:
+    """A folder that was made for a sweep of which SLURM takes no job: the same sweep.dir serves the next try."""
+    try:
+        yield
+    except ConfigErrors:
+        if all(job.state == states.PENDING for job in sweep.jobs()):
+            shutil.rmtree(sweep.path, ignore_errors=True)
+        raise
 
 
 def run_jobs(

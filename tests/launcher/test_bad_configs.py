@@ -162,6 +162,8 @@ SLURM = {
         ["cluster.partition=a100"],
         ["only SLURM reads this", "cluster is local", "cluster=slurm"],
     ),
+    "time limit in words on SLURM": (["cluster=slurm", "cluster.time_limit=soon"], ["soon", "24:00:00"]),
+    "run folder of two lines on SLURM": (["cluster=slurm", "run.dir='a\nb'"], ["cannot hold a line break"]),
     "script of a local run": (["action=print_script"], ["only cluster=slurm has a script"]),
     "evaluating on SLURM": (["cluster=slurm", "action=tune"], ["cluster=slurm submits training"]),
     "unknown option of sbatch": (

@@ -363,6 +363,7 @@ def test_the_cause_comes_before_its_consequences() -> None:
         (MemoryError(), 6, "raised"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 6, "raised"),
         (RuntimeError("[pair.cc:538] Connection closed by peer [127.0.0.1]:2"), 1, "lost_peer"),
+        (RuntimeError("rank 0 waited for rank 1 in vain: its process has died\n  unit: a"), 1, "lost_peer"),
         (SystemExit(0), 1, "raised"),
     ],
     ids=["value", "memory", "allocator", "lost", "exit"],

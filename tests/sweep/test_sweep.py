@@ -228,3 +228,15 @@ def test_a_folder_that_cannot_be_made(sweeping: Sweeping) -> None:
     assert sweeping.run("-m", "sweep.dir=file/s", "run.seed=1,2") == 2
     assert "cannot be made" in sweeping.err
     assert sweeping.starts() == []
+
+
+def test_values_that_would_break_a_table_or_a_scale(sweeping: Sweeping) -> None:
+    words = "cluster.env.NOTE='a\nb|c','\x1b[31m<script>','日本 $HOME `id`','it\\'s'"
+    assert sweeping.run("-m", "sweep.dir=s", words) == 0
+    assert "\x1b" not in sweeping.out + sweeping.err
+    assert "'a\nb|c'" in {row["cluster.env.NOTE"] for row in sweeping.rows()}
+    markdown = (sweeping.folder / "s" / "results.md").read_text()
+    assert len(markdown.splitlines()) == 2 + 4
+    assert "<script>" not in markdown + (sweeping.folder / "s" / "report.html").read_text()
+    assert sweeping.run("-m", "sweep.dir=t", "cluster.env.NOTE=nan,inf,1") == 0  # no numbers on an axis
+    assert len(sweeping.rows("t")) == 3
