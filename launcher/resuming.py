@@ -19,7 +19,7 @@ from recipes.data.files import expanded
 from recipes.resume_from import NEVER, candidates, to_set_aside
 
 # What belongs to a run that is started over in its folder, beside its checkpoints.
-_RESULTS = ("metrics.jsonl", "summary.json", "loss.png", "wandb_id.txt", "tensorboard")
+_RESULTS = ("metrics.jsonl", "summary.json", "loss.png", "plan.json", "wandb_id.txt", "tensorboard")
 
 
 @dataclass(frozen=True)

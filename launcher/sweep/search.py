@@ -21,6 +21,7 @@ from launcher.provenance import HIDDEN
 from launcher.sweep import folder, states
 from launcher.sweep.chosen import backend_of
 from launcher.sweep.drive import drive
+from launcher.sweep.fitting import Guard, in_words
 from launcher.sweep.folder import Sweep
 from launcher.sweep.measures import LOSS, default_metric
 from launcher.sweep.plan import Planned, plan_one
@@ -67,7 +68,8 @@ def resume_search(sweep: Sweep, plugins: Sequence[str], max_parallel: int | None
 def _search(composer: Composer, sweep: Sweep, space: Sequence[Dimension], first: Planned) -> int:
     with folder.locked(sweep):
         settle(sweep)
-        feed = Search(composer, sweep, space, first.asked.max_parallel, first.asked.trials)
+        guard = Guard(first.asked.refuse_oom)
+        feed = Search(composer, sweep, space, first.asked.max_parallel, first.asked.trials, guard)
         say(f"sweep folder: {short(sweep.path)}\n{feed.describe()}", sys.stdout)
         return drive(sweep, backend_of(sweep, first.config.plugins, first.asked.max_parallel), feed)
 
@@ -76,7 +78,13 @@ class Search:
     """The feed of a search (``drive.Feed``)."""
 
     def __init__(
-        self, composer: Composer, sweep: Sweep, space: Sequence[Dimension], max_parallel: int, trials: int
+        self,
+        composer: Composer,
+        sweep: Sweep,
+        space: Sequence[Dimension],
+        max_parallel: int,
+        trials: int,
+        guard: Guard,
     ) -> None:
         jobs, asked = sweep.jobs(), sweep.asked
         self._composer, self._sweep, self._space = composer, sweep, list(space)
@@ -85,6 +93,7 @@ class Search:
         self._again = [job for job in jobs if job.state in states.MISSING]
         self._trial_of: dict[int, int] = {}
         self._planned: dict[tuple[Value, ...], tuple[Planned | None, list[Problem]]] = {}
+        self._guard = guard
         self._is_over = False
         ended = [job.end for job in jobs if job.end is not None]
         self._columns: dict[str, float] = {name: value for end in ended for name, value in end.measures.items()}
@@ -134,6 +143,8 @@ class Search:
                 self._chooser.tell(trial, None)
             elif (known := self._by_hash.get(planned.content_hash)) is not None:
                 self._chooser.tell(trial, self._value(known))
+            elif self._cannot_fit(planned, values):
+                self._chooser.tell(trial, None)
             else:
                 job = self._sweep.add(planned, 1 + max((job.number for job in self._by_hash.values()), default=-1))
                 self._by_hash[job.content_hash] = job
@@ -142,6 +153,15 @@ class Search:
         say(f"the search ends: its last {_MOST_IN_VAIN} choices were on record already, or cannot run")
         self._is_over = True
         return None
+
+    def _cannot_fit(self, planned: Planned, values: Mapping[str, Value]) -> bool:
+        """Whether it is passed over because of its memory (``sweep.refuse_oom``); told either way."""
+        fit = self._guard.fit_of(planned.config)
+        if fit is None or fit.does:
+            return False
+        verb = "passed over" if self._guard.refuses else "does not fit by its plan"
+        say(f"{verb}: {_words(values)}: {in_words(fit)}")
+        return self._guard.refuses
 
     def _plan(self, values: Mapping[str, Value]) -> tuple[Planned | None, list[Problem]]:
         key = tuple(values.values())

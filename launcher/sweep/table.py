@@ -12,7 +12,15 @@ from launcher.sweep.record import Job
 from recipes.amounts import memory
 
 # Columns in which a table for people shows its jobs; results.csv has all that was measured.
-_SHOWN = ("step_s", "units_per_s", "memory_bytes", "sent_bytes")
+_SHOWN = (
+    "step_s",
+    "step_over_plan",
+    "units_per_s",
+    "memory_bytes",
+    "plan_memory_bytes",
+    "memory_over_plan",
+    "sent_bytes",
+)
 LONGEST_ERROR = 100  # characters in a table
 _FIRST = (LOSS, f"best_{LOSS}", HELD_OUT, f"best_{HELD_OUT}")
 
@@ -122,6 +130,9 @@ def title(column: str) -> str:
         "units_per_s": "units/s",
         "memory_bytes": "peak memory",
         "sent_bytes": "sent by rank 0",
+        "step_over_plan": "step/plan",
+        "plan_memory_bytes": "planned memory",
+        "memory_over_plan": "memory/plan",
     }.get(column, column.replace("_", " "))
 
 

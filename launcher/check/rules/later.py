@@ -12,6 +12,7 @@ from launcher.schema import Config
 AVAILABLE_ACTIONS = (
     "train",
     "check",
+    "calibrate",
     "eval",
     "generate",
     "export",
