@@ -35,6 +35,7 @@ from recipes.step import Trainee
 from recipes.windows import StepWindow
 
 LONGEST_S = 30.0  # longer ones are for action=plan: the other ranks wait
+_TELL_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def leave_plan(
     if why := _not_simulated(config):
         return Beside(notes=(why,))
     try:
-        found = answer_of(lambda: planned(config, context, info, wire), seconds, lambda: _why_not(context, seconds))
+        found = answer_of(lambda: planned(config, context, info, wire), seconds, _Patience(context, seconds))
         beside = compare(found["numbers"], measured.numbers(), found["notes"])
         text = json.dumps(found["plan"] | {"run": beside.as_json()}, indent=2)
         (Path(context.run_dir) / FILE).write_text(text + "\n", encoding="utf-8")
@@ -156,12 +157,24 @@ def compare(predicted: dict[str, float], measured: dict[str, float], notes: list
     return Beside(tuple(rows), tuple(notes))
 
 
-def _why_not(context: RankContext, seconds: float) -> str:
-    """Why nobody should wait for a plan any more."""
-    if context.stop.why is not None:
-        return f"the run was asked to leave ({context.stop.why})"
-    ends_at = context.stop.ends_at
-    return "the time limit is near" if ends_at is not None and time.monotonic() > ends_at - seconds else ""
+class _Patience:
+    """Why nobody should wait for a plan any more; asked while somebody does. Tells those who watch for hangs that this
+    rank is alive: the others wait for it."""
+
+    def __init__(self, context: RankContext, seconds: float) -> None:
+        self._context, self._seconds = context, seconds
+        self._told_at = 0.0
+
+    def __call__(self) -> str:
+        stop, now = self._context.stop, time.monotonic()
+        if stop.why is not None:
+            return f"the run was asked to leave ({stop.why})"
+        if stop.ends_at is not None and now > stop.ends_at - self._seconds:
+            return "the time limit is near"
+        if now > self._told_at + _TELL_EVERY_S:
+            self._context.flight.event("progress", "planning the run")
+            self._told_at = now
+        return ""
 
 
 def _not_simulated(config: RecipeConfig) -> str:

@@ -193,7 +193,7 @@ SLURM = {
     "empty partition": (["cluster=slurm", "cluster.partition=''"], ["cluster.partition: there is nothing in it"]),
 }
 LATER = {
-    "calibrate": (["action=calibrate"], ["not available in this version", "print_script"]),
+    "calibrate": (["action=calibrate", "calibrate.name=h200"], ["calibrate.name: a built-in profile has this name"]),
     "plan without a profile": (["action=plan"], ["hardware: this profile does not know", "hardware=a100_80gb"]),
     "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
     "no steps and no minutes": (["checkpoint.every=soon"], ["neither a number of steps nor minutes", "10min"]),
