@@ -112,8 +112,10 @@ def leave_plan(
         beside = compare(found["numbers"], measured.numbers(), found["notes"])
         text = json.dumps(found["plan"] | {"run": beside.as_json()}, indent=2)
         (Path(context.run_dir) / FILE).write_text(text + "\n", encoding="utf-8")
-    except (NoAnswer, OSError) as error:
-        return Beside(notes=(f"none could be made: {error}",))
+    except NoAnswer as why:
+        return Beside(notes=(f"none could be made: {why}",))
+    except Exception as error:  # the run is over and well: a comparison may not change that
+        return Beside(notes=(f"none could be made: {type(error).__name__}: {error}",))
     return beside
 
 
