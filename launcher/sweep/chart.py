@@ -10,7 +10,7 @@ from itertools import pairwise
 
 WIDTH, WIDE, HEIGHT = 460, 900, 300  # of one chart, in SVG units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 14, 46
-_LETTER = 6.2  # width of a letter of a title, in SVG units
+_LETTER = 7.6  # width of a capital letter of a title, in SVG units
 _MOST_TICKS = 7  # as many different values are marked one by one
 _LOG_FROM = 15.0  # largest over smallest value from which a scale is logarithmic
 _MOST_NAMES = 12  # on a categorical axis; beyond that every other one is left out

@@ -176,8 +176,7 @@ class LocalBackend(Backend):
         for running in [running for running in self._running if running.process.poll() is not None]:
             self._running.remove(running)
             self._free_gpus.extend(running.gpus)
-            job = record.read(running.job.folder)
-            assert job is not None
+            job = record.reread(running.job.folder)
             if job.end is None:
                 record.add_end(job.folder, _unsaid(job, running.process.returncode, running.is_stopped))
             events.append(Event("ended", job.number))

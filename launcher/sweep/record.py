@@ -18,6 +18,7 @@ at any moment leaves a record that is whole but for its last line, and a torn la
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,14 @@ def read(folder: Path) -> Job | None:
             job = _planned(folder, line) if line["event"] == "planned" else _after(job, line)
         except (KeyError, TypeError, ValueError):  # a damaged line
             continue
+    return job
+
+
+def reread(folder: Path) -> Job:
+    """A job that was on record a moment ago. Raises FileNotFoundError: the sweep's folder was moved or deleted."""
+    job = read(folder)
+    if job is None:
+        raise FileNotFoundError(errno.ENOENT, "a job's record is gone, was the folder moved or deleted?", str(folder))
     return job
 
 

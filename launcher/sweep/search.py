@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -28,7 +29,7 @@ from launcher.sweep.plan import Planned, plan_one
 from launcher.sweep.record import Job
 from launcher.sweep.settle import settle
 from launcher.sweep.space import Dimension, Value, dimensions_of, with_values
-from launcher.sweep.start import asked_of, opened
+from launcher.sweep.start import asked_of, gone_again, is_still_to_be_made, opened
 
 _MOST_IN_VAIN = 50  # choices in a row that are on record already, or cannot be composed
 
@@ -40,8 +41,10 @@ def start_search(composer: Composer, arguments: Sequence[str]) -> int:
         ConfigErrors: nothing to search, optuna is not installed, a choice cannot run, or the folder is not usable.
     """
     space, first = _checked(composer)
+    is_new = is_still_to_be_made(first.asked)
     sweep = opened(asked_of(composer, first, arguments), first.asked, [])
-    return _search(composer, sweep, space, first)
+    with gone_again(sweep) if is_new else nullcontext():
+        return _search(composer, sweep, space, first)
 
 
 def resume_search(sweep: Sweep, plugins: Sequence[str], max_parallel: int | None) -> int:

@@ -181,6 +181,4 @@ def _is_ours(sweep: Sweep, script: Path, job: str, noted: set[str | None]) -> bo
 
 
 def _reread(job: Job) -> Job:
-    found = record.read(job.folder)
-    assert found is not None
-    return found
+    return record.reread(job.folder)

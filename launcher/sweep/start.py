@@ -35,10 +35,10 @@ def start_grid(composer: Composer, planned: Sequence[Planned], arguments: Sequen
     given = planned[0].asked
     if not fitting.may_start(_not_done(given, unique), given.refuse_oom):
         return EXIT_DOES_NOT_FIT
-    is_new = given.dir is None or folder.find(folder.named(given.dir)) is None
+    is_new = is_still_to_be_made(given)
     sweep = opened(asked_of(composer, planned[0], arguments), given, unique)
     plugins = planned[0].config.plugins
-    with folder.locked(sweep), _gone_again(sweep) if is_new else nullcontext():
+    with folder.locked(sweep), gone_again(sweep) if is_new else nullcontext():
         settle(sweep)
         known = {job.content_hash: job for job in sweep.jobs()}
         number = max((job.number for job in known.values()), default=-1) + 1
@@ -59,8 +59,13 @@ def start_grid(composer: Composer, planned: Sequence[Planned], arguments: Sequen
         return run_jobs(sweep, jobs, plugins, waits=given.wait, max_parallel=given.max_parallel)
 
 
+def is_still_to_be_made(given: SweepConfig) -> bool:
+    """Raises ConfigErrors as ``folder.find`` does."""
+    return given.dir is None or folder.find(folder.named(given.dir)) is None
+
+
 @contextmanager
-def _gone_again(sweep: Sweep) -> Iterator[None]:
+def gone_again(sweep: Sweep) -> Iterator[None]:
     """A folder that was made for a sweep of which SLURM takes no job: the same sweep.dir serves the next try."""
     try:
         yield

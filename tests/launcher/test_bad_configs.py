@@ -241,6 +241,7 @@ FIELDS["F without end"] = (["sharding.factor=1e15"], ["F does not divide W = 2",
 FIELDS["heads without end"] = (["model.num_heads=1e15"], ["do not divide the width 128", "model.num_heads=128"])
 FIELDS["run name of two lines"] = (["run.name='a\nb'"], ["line breaks"])
 SHELL["deleted group"] = (["~train"], ["else leave it out"])
+SHELL["umlauts in values of a sweep"] = (["-m", "run.name=é,b"], ["must be quoted", '\'run.name="é","b"\''])
 UNKNOWN["null for a group"] = (["train=null"], ["a group needs a preset, not null"])
 UNKNOWN["group in another place"] = (["model@other=gpt_tiny"], ["@ puts a group into another place"])
 UNKNOWN["hydra itself"] = (["hydra=3"], ["this has no effect"])

@@ -85,8 +85,9 @@ def test_a_sweep_that_sbatch_refuses_leaves_nothing(
     """The next try, with another partition, may use the same sweep.dir; a sweep with jobs on record stays."""
     words = ["-m", "cluster=slurm", "sweep.dir=s"]
     programs("sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition specified: nowhere' >&2; exit 1\n")
-    assert cli.main([*words, "run.seed=1,2", "cluster.partition=nowhere"]) == 2
-    assert not (tmp_path / "s").exists()
+    for more in ([], ["hydra/sweeper=optuna"]):
+        assert cli.main([*words, *more, "run.seed=1,2", "cluster.partition=nowhere"]) == 2
+        assert not (tmp_path / "s").exists()
     programs("sbatch", SBATCH.format(folder=tmp_path))
     assert cli.main([*words, "run.seed=1,2", "cluster.partition=somewhere"]) == 0
     programs("sbatch", "#!/bin/sh\necho 'sbatch: error: no' >&2; exit 1\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -228,6 +229,25 @@ def test_a_folder_that_cannot_be_made(sweeping: Sweeping) -> None:
     assert sweeping.run("-m", "sweep.dir=file/s", "run.seed=1,2") == 2
     assert "cannot be made" in sweeping.err
     assert sweeping.starts() == []
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "a job's folder deleted"])
+def test_a_folder_that_goes_away_ends_the_sweep_with_a_word(sweeping: Sweeping, how: str) -> None:
+    process = sweeping.start("-m", "sweep.dir=s", "run.seed=1,2,3", FAKE_S="1")
+    wait_until(lambda: len(sweeping.starts()) == 1)
+    folder = sweeping.folder / "s"
+    if how == "moved":
+        folder.rename(sweeping.folder / "elsewhere")
+    else:
+        shutil.rmtree(folder if how == "deleted" else folder / "jobs" / "0002")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 4, out
+    assert "Traceback" not in out
+    assert "the sweep cannot go on" in out
+    assert not with_argument(str(folder / "jobs"))
+    if how == "moved":
+        assert sweeping.run("action=sweep", "sweep.dir=elsewhere", "sweep.do=resume") == 0
+        assert sweeping.states("elsewhere") == ["done"] * 3
 
 
 def test_values_that_would_break_a_table_or_a_scale(sweeping: Sweeping) -> None:
