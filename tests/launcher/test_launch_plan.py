@@ -366,7 +366,7 @@ def test_the_cause_comes_before_its_consequences() -> None:
         (RuntimeError("rank 0 waited for rank 1 in vain: its process has died\n  unit: a"), 1, "lost_peer"),
         (SystemExit(0), 1, "raised"),
     ],
-    ids=["value", "memory", "allocator", "lost", "exit"],
+    ids=["value", "memory", "allocator", "lost", "shared memory", "exit"],
 )
 def test_exceptions_as_records(error: BaseException, exit_code: int, kind: str) -> None:
     record = failure.from_exception(4, error, "Traceback")
