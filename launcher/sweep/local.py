@@ -189,7 +189,7 @@ def _unsaid(job: Job, returncode: int, is_stopped: bool) -> End:
     if returncode < 0 and is_stopped:
         return End(states.CANCELLED, exit_code_of(-returncode), measures=measures)
     if returncode < 0:
-        error = f"the job's own launcher was killed by {signal.Signals(-returncode).name}"
+        error = f"the job's own launcher was killed by {failure.signal_name(-returncode)}"
         return End(states.LOST, exit_code_of(-returncode), error=error, measures=measures)
     last = failure.last_lines(job.log, 1)
     return End(states.FAILED, returncode or EXIT_RANK_FAILED, error=last or "left without a word", measures=measures)
