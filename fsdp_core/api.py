@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -13,17 +12,18 @@ from torch import Tensor, nn
 from fsdp_core.comm.counting import SentBytes, total_sent
 from fsdp_core.describe import ModelReport, describe_model
 from fsdp_core.errors import StateError, WrapError
-from fsdp_core.handle.shard_gradient import FlatParameter, FlatSegment
+from fsdp_core.handle.flat_parameter import FlatParameter, FlatSegment
 from fsdp_core.numerics.grad_norm import clip_grad_norm
 from fsdp_core.numerics.grad_scaler import AgreeingGradScaler
 from fsdp_core.policy import GatherBuffers, MixedPrecision, RateLimit, WireChoice
 from fsdp_core.runtime.build import build
 from fsdp_core.runtime.find import contexts_in
-from fsdp_core.runtime.hooks import unit_of
+from fsdp_core.runtime.hooks import ForwardMethod, unit_of
 from fsdp_core.runtime.join import joined
 from fsdp_core.runtime.names import unwrapped
 from fsdp_core.runtime.options import ShardingOptions
 from fsdp_core.runtime.schedule_agreement import verify
+from fsdp_core.runtime.step_guard import refuse_unsent
 from fsdp_core.state.full_parameters import full_parameters_of
 from fsdp_core.state.model_state import load_model_state, model_state_dict
 from fsdp_core.state.optim_state import load_optimizer_state, optimizer_state_dict
@@ -160,8 +160,12 @@ def clip_grad_norm_(
     Raises:
         NumericsError: on all ranks, before any gradient is touched, if the norm is not finite and
             ``error_if_nonfinite`` is set.
+        StateError: gradients of micro-batches were summed inside ``no_sync`` and have not been sent.
     """
     contexts = contexts_in(model)
+    for context in contexts:
+        for _, handle in context.each_handle():
+            refuse_unsent(context, handle, "Gradients are clipped")
     handles = [handle for context in contexts for _, handle in context.each_handle()]
     return clip_grad_norm(handles, model, max_norm, norm_type, error_if_nonfinite)
 
@@ -207,19 +211,7 @@ def register_forward_method(module: nn.Module, method_name: str) -> None:
             remedy="make the module a unit, or register the method of the unit that contains it",
         )
 
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        changed = unit.pre_forward(target, args, kwargs)
-        if changed is not None:
-            args, kwargs = changed
-        output = None
-        try:
-            output = method(*args, **kwargs)
-        finally:
-            replaced = unit.post_forward(target, args, kwargs, output)
-        return output if replaced is None else replaced
-
-    target.__dict__[method_name] = run
+    target.__dict__[method_name] = ForwardMethod(unit, target, method)
 
 
 def flat_parameters(model: nn.Module) -> list[FlatParameter]:
@@ -234,6 +226,7 @@ def flat_parameters(model: nn.Module) -> list[FlatParameter]:
         for unit, handle in context.each_handle():
             if not any(parameter.requires_grad for parameter in handle.params):
                 continue
+            handle.refuse_partly_frozen()
             if handle.flat_parameter is None:
                 flat = FlatParameter(handle.sharded)
                 flat.unit_name, flat.wire = unit.name, handle.wire

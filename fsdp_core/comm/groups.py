@@ -60,6 +60,17 @@ class RankStandIn(abc.ABC):
     def streams(self) -> Streams: ...
 
 
+def largest_anywhere(values: Sequence[int], *, process_group: Any, mesh: Any, device: torch.device) -> list[int]:
+    """The largest of each number over all ranks that take part; it can be asked before any group is built."""
+    if isinstance(process_group, RankStandIn) or not (dist.is_available() and dist.is_initialized()):
+        return list(values)
+    groups = [process_group] if mesh is None else [mesh.get_group(axis) for axis in reversed(range(mesh.ndim))]
+    most = torch.tensor(values, dtype=torch.int64, device=device)
+    for group in groups:
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return most.tolist()
+
+
 def streams_of(process_group: Any, device: torch.device) -> Streams:
     """The streams that the collectives of ``process_group`` are ordered on."""
     return process_group.streams() if isinstance(process_group, RankStandIn) else streams_for(device)

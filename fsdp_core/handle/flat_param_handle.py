@@ -22,9 +22,9 @@ stream and read on the reduce stream.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,9 @@ from fsdp_core.comm.memory import Buffer, BufferPool
 from fsdp_core.comm.streams import HAPPENED, Event, Streams
 from fsdp_core.comm.wire import BufferRole, DoneWork, Label, Wire, Work
 from fsdp_core.errors import StateError
-from fsdp_core.handle.shard_gradient import FlatParameter, ShardGradient
+from fsdp_core.handle.flat_parameter import FlatParameter
+from fsdp_core.handle.gradient_source import GradientSources
+from fsdp_core.handle.shard_gradient import ShardGradient
 from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, WriteCount, flat_in_memory_order
 from fsdp_core.layout.flat_layout import FlatLayout, Segment
 
@@ -77,15 +79,6 @@ class Resources:
         return copied
 
 
-@dataclass(eq=False)
-class Collection:
-    """Gradients of one node that were put into a source ahead of the others."""
-
-    node: Any
-    source: Buffer
-    indices: set[int] = field(default_factory=set)
-
-
 class FlatParamHandle:
     """One flat parameter of a unit. A unit has one per (dtype, trainable at wrap time, compute dtype)."""
 
@@ -126,7 +119,7 @@ class FlatParamHandle:
         self._work: Work = _NO_WORK
         self._gathered: Event = HAPPENED
         self._unwritten: dict[int, Tensor] = {}
-        self._collection: Collection | None = None
+        self.sources = GradientSources(self)
         view = None if self.is_offloaded else self.wire.full_view(self.sharded, self.dtypes.compute)
         self.fixed_full: Buffer | None = None if view is None else Buffer(view)
 
@@ -242,9 +235,9 @@ class FlatParamHandle:
         buffer = self.full_buffer
         if buffer is None:
             raise StateError("The parameters of a unit are not gathered.", unit=self.unit_name, got=self.state.value)
-        return buffer.cached(("full", self.views_key), self._make_views)
+        return buffer.cached(("full", self.views_key), self.make_views)
 
-    def _make_views(self, memory: Tensor) -> list[Tensor]:
+    def make_views(self, memory: Tensor) -> list[Tensor]:
         with torch.inference_mode(False), torch.no_grad():
             base = memory.storage_offset()
             return [memory.as_strided(s.shape, s.stride, base + s.start) for s in self.layout.segments]
@@ -268,87 +261,29 @@ class FlatParamHandle:
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _first_wire(self) -> Wire:
-        """The one that reads gradient sources."""
-        return self.wire if self.wire.group_size > 1 else self.replicate_wire
-
-    def acquire_gradient_source(self, *, becomes_gradient: bool = False) -> Buffer:
-        """Memory for unsharded gradients. ``becomes_gradient``: they are reduced next, and what is not scattered
-        (F = 1) may be reduced where it will stay."""
-        if becomes_gradient and self.wire.group_size == 1:
-            own = self.gradient.claim_target(self.dtypes.reduce)
-            if own is not None:
-                return own
-        return self.resources.pool.acquire(
-            self._first_wire, self.layout.padded_numel, self.dtypes.reduce, BufferRole.GRAD_FULL
-        )
-
-    def release_gradient_source(self, buffer: Buffer) -> None:
-        if not self.gradient.owns(buffer):
-            self.resources.pool.release(self._first_wire, buffer, BufferRole.GRAD_FULL)
-
-    def collect(self, node: Any, index: int, grad: Tensor) -> bool:
-        """Put one gradient of ``node`` where the others of its unit will follow (``collected``). False if it cannot
-        be put there, or another node is at it."""
-        if self._collection is None:
-            self._collection = Collection(node, self.acquire_gradient_source(becomes_gradient=True))
-        collection = self._collection
-        if collection.node is not node or grad.layout != torch.strided:
-            return False
-        view = collection.source.cached(("full", self.views_key), self._make_views)[index]
-        if index in collection.indices:
-            view.add_(grad)
-        else:
-            view.copy_(grad)
-            collection.indices.add(index)
-        return True
-
-    def collected(self, node: Any, grads: dict[int, Tensor]) -> Buffer:
-        """All gradients of ``node``: what was put there before, and ``grads``, by segment index."""
-        collection = self._collection
-        if collection is None or collection.node is not node:
-            source = self.acquire_gradient_source(becomes_gradient=True)
-            self.fill_gradients(source, grads, add=False)
-            return source
-        self._collection = None
-        twice = {index: grads.pop(index) for index in list(grads) if index in collection.indices}
-        self.fill_gradients(collection.source, grads, add=False, kept=collection.indices)
-        self.fill_gradients(collection.source, twice, add=True)
-        return collection.source
-
-    def drop_collection(self) -> None:
-        """A backward failed."""
-        collection, self._collection = self._collection, None
-        if collection is not None:
-            if self.gradient.owns(collection.source):
-                self.gradient.drop_target()
-            self.release_gradient_source(collection.source)
-
-    def fill_gradients(
-        self, buffer: Buffer, grads: dict[int, Tensor], *, add: bool, kept: Set[int] = frozenset()
-    ) -> None:
-        """Copy (or add) unsharded gradients, by segment index, into a gradient source; absent ones are zeros, but
-        for those ``kept``."""
-        views = buffer.cached(("full", self.views_key), self._make_views)
-        present = list(grads)
-        targets = [views[index] for index in present]
-        sources = [grads[index] for index in present]
-        if add:
-            _add_all(targets, sources)
-            return
-        if len(present) < len(views):
-            for index, view in enumerate(views):
-                if index not in grads and index not in kept:
-                    view.zero_()
-        if self.layout.padding_numel:
-            buffer.tensor[self.layout.numel :].zero_()
-        if targets:
-            torch._foreach_copy_(targets, sources)
-
     def segment_range(self, index: int) -> tuple[int, int]:
         segment: Segment = self.layout.segments[index]
         return segment.start, segment.end
+
+    def refuse_partly_frozen(self) -> None:
+        """Raises ``StateError`` if a flat parameter would have an optimizer step on frozen parameters."""
+        flags = [parameter.requires_grad for parameter in self.params]
+        if all(flags) or not any(flags):
+            return
+        frozen = [parameter.spec.fqn for parameter, trains in zip(self.params, flags, strict=True) if not trains]
+        raise StateError(
+            "Some parameters were frozen that share a flat parameter with others that train: its optimizer would decay "
+            "and move them.",
+            unit=self.unit_name,
+            parameter=", ".join(frozen[:3]),
+            remedy="freeze before sharding, freeze whole units, or step on model.parameters() instead",
+        )
+
+    @property
+    def has_unsent_sum(self) -> bool:
+        """Are there sums of micro-batches that were neither sent nor cleared?"""
+        markers = self.gradient.markers
+        return self.unsynced is not None and any(not markers.is_cleared(index) for index in markers.indices)
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
@@ -371,17 +306,16 @@ class FlatParamHandle:
         copied.places = deepcopy(self.places, memo)
         copied._prepare()
         copied.gradient.copy_from(self.gradient)
+        if self.unsynced is not None:
+            copied.unsynced = copied.sources.acquire()
+            copied.unsynced.tensor.copy_(self.unsynced.tensor)
+            markers = self.gradient.markers
+            kept = [index for index in markers.indices if not markers.is_cleared(index)]
+            for index in set(range(len(self.params))).difference(kept):
+                start, end = self.segment_range(index)
+                copied.unsynced.tensor[start:end].zero_()
+            copied.gradient.markers.set(kept)
         return copied
-
-
-def _add_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if not targets:
-        return
-    if all(source.dtype == target.dtype for source, target in zip(sources, targets, strict=True)):
-        torch._foreach_add_(targets, sources)
-    else:
-        for target, source in zip(targets, sources, strict=True):
-            target.add_(source)
 
 
 _keys: dict[tuple[Any, ...], int] = {}

@@ -5,66 +5,27 @@ once ``flat_parameters(model)`` has been asked for, one plain 1-D tensor (``flat
 faces are made only when somebody looks at them. The memory and the faces are kept over ``zero_grad`` and used again,
 unless somebody still holds one of them.
 
-While micro-batches run without communication their sum is kept elsewhere (unsharded); the gradient that is visible
-meanwhile is its *marker*: clear it, with ``zero_grad`` in either form, and the sum goes with it.
+What an unsynchronised sum of micro-batches shows meanwhile: ``sum_markers.py``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fsdp_core.comm.memory import Buffer
-from fsdp_core.comm.wire import BufferRole, Wire
+from fsdp_core.comm.wire import BufferRole
 from fsdp_core.errors import StateError
-from fsdp_core.handle.sharded_tensor import ShardedTensor, local_part
-from fsdp_core.layout.flat_layout import LocalSpan, Segment
+from fsdp_core.handle.flat_parameter import FlatParameter
+from fsdp_core.handle.sharded_tensor import ShardedTensor, drop_own_grad, local_part, own_grad
+from fsdp_core.handle.sum_markers import UNTOUCHED, SumMarkers
 
 if TYPE_CHECKING:
     from fsdp_core.handle.flat_param_handle import FlatParamHandle
-
-
-@dataclass(frozen=True)
-class FlatSegment:
-    """One original parameter inside a ``FlatParameter``."""
-
-    segment: Segment  # name, shape and place in the whole flat parameter
-    span: LocalSpan  # what this rank holds
-
-
-class FlatParameter(nn.Parameter):
-    """One unit's shard as a plain 1-D parameter: ``data`` is the shard's storage, ``grad`` the reduced gradient.
-
-    ``segments`` says which elements belong to which original parameter (for weight-decay groups and the like).
-    """
-
-    segments: tuple[FlatSegment, ...]
-    unit_name: str
-    wire: Wire  # of the sharding group
-
-    @property
-    def base(self) -> FlatParameter:
-        """The whole shard that this is, or (``FlatSlice``) is a run of elements of."""
-        return self
-
-    @property
-    def shard_offset(self) -> int:
-        """Where this begins in ``base``."""
-        return 0
-
-    def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
-        raise StateError(
-            "Hooks belong on the original parameters, not on a flat parameter.",
-            unit=self.unit_name,
-            remedy="register the hook on the parameters of model.named_parameters()",
-        )
-
-    register_post_accumulate_grad_hook = register_hook
 
 
 class ShardGradient:
@@ -75,10 +36,8 @@ class ShardGradient:
         self._memory: Buffer | None = None
         self.flat: Tensor | None = None  # valid while some gradient is set
         self._parts: list[ShardedTensor | None] = []
-        self._marked: set[int] = set()
-        self._markers: dict[int, tuple[ShardedTensor, int]] = {}
-        self._flat_marker: tuple[Tensor, int] | None = None
-        self._cleared: set[int] = set()  # cleared by name while the gradient is flat
+        self.markers = SumMarkers(handle, self)
+        self.cleared: set[int] = set()  # cleared by name while the gradient is flat
         self._is_target = False  # a reduction that is on its way writes into ``flat``
         self._is_staged = False  # ``flat`` holds a gradient that becomes visible at the end of backward
 
@@ -213,10 +172,15 @@ class ShardGradient:
         flat = self._handle.flat_parameter
         if flat is not None:
             flat.grad = self.flat
-            self._cleared.clear()
+            self.cleared.clear()
             return
         for index in active:
-            self._handle.params[index].grad = self._part(index)
+            parameter, part = self._handle.params[index], self._part(index)
+            outside = own_grad(parameter)  # as ``add_outside``: it came after this was staged
+            if outside is not None:
+                assert isinstance(outside, ShardedTensor)
+                part.local.add_(outside.local)
+            parameter.grad = part
 
     # -- accumulate --------------------------------------------------------------------------------------------------
 
@@ -230,7 +194,7 @@ class ShardGradient:
         self._is_target = False
 
     def _accumulate_flat(self, parameter: FlatParameter, shard: Tensor) -> None:
-        self._cleared.clear()
+        self.cleared.clear()
         if parameter.grad is None:
             parameter.grad = self._become(shard)
         else:
@@ -251,7 +215,10 @@ class ShardGradient:
             for index in active:
                 params[index].grad = self._part(index)
             return
-        if len(active) == len(params) and all(grad is self._parts[i] for grad, i in zip(grads, active, strict=True)):
+        parts = self._parts
+        if len(active) == len(params) == len(parts) and all(
+            grad is parts[i] for grad, i in zip(grads, active, strict=True)
+        ):
             assert self.flat is not None
             self.flat.add_(shard)
             return
@@ -280,23 +247,38 @@ class ShardGradient:
                 remedy="change param.grad in place, or set it to None",
             )
 
-    # -- markers of unsynchronised sums ------------------------------------------------------------------------------
+    # -- gradients past the unit's node -----------------------------------------------------------------------------
 
-    def mark(self, active: Sequence[int]) -> None:
-        """Make sure every active parameter shows a gradient, and remember it as the marker of the sum."""
+    def add_outside(self) -> None:
+        """While the gradient is flat: add what autograd itself has put into the parameters, for terms of the loss that
+        look at them outside of their unit (a penalty on their norm). Those are the same on all ranks: no mean."""
+        flat = self._handle.flat_parameter
+        if flat is None:
+            return
+        for parameter in self._handle.params:
+            grad = own_grad(parameter)
+            if grad is None:
+                continue
+            assert isinstance(grad, ShardedTensor)
+            drop_own_grad(parameter)
+            if flat.grad is None:
+                flat.grad = torch.zeros_like(self._handle.sharded)
+            is_marker = self.markers.is_current(flat.grad)
+            span = parameter.spec.span
+            flat.grad[span.shard_start : span.shard_end].add_(grad.local)
+            if is_marker:
+                self.markers.renew(flat.grad)
+
+    # -- what stands for sums that are kept elsewhere ----------------------------------------------------------------
+
+    def show_markers(self, active: Sequence[int]) -> None:
+        """Every active parameter shows a gradient: zeros, where it has none."""
         handle = self._handle
-        self._marked.update(active)
         with torch.no_grad():
             if handle.flat_parameter is not None:
                 if handle.flat_parameter.grad is None:
-                    handle.flat_parameter.grad = self._fresh_flat().zero_()
-                grad = handle.flat_parameter.grad
-                self._cleared.difference_update(active)
-                self._flat_marker = (grad, grad._version)
-                for index in self._marked:  # a face written by name counts itself: dispatch moves no ``_version``
-                    face = self.face_of(handle.params[index])
-                    assert face is not None
-                    self._markers[index] = (face, face.count.zeroed)
+                    handle.flat_parameter.grad = self._fresh_flat().fill_(UNTOUCHED)
+                self.cleared.difference_update(active)
                 return
             missing = [index for index in active if handle.params[index].grad is None]
             if missing and self._is_unset():
@@ -307,36 +289,6 @@ class ShardGradient:
                 part = self._part(index)
                 part.local.zero_()
                 handle.params[index].grad = part
-            for index in active:
-                marker = handle.params[index].grad
-                assert isinstance(marker, ShardedTensor)
-                self._markers[index] = (marker, marker.count.zeroed)
-
-    @property
-    def marked(self) -> list[int]:
-        """Indices whose unsynchronised sum is being kept."""
-        return sorted(self._marked)
-
-    def cleared_since_mark(self, index: int) -> bool:
-        """Has the user cleared the gradient of this parameter since its sum was started?"""
-        flat = self._handle.flat_parameter
-        if flat is not None:
-            if self._flat_marker is None:
-                return False
-            marker, version = self._flat_marker
-            if flat.grad is not marker or index in self._cleared:
-                return True
-            zeroed = [i for i, (face, count) in self._markers.items() if face.count.zeroed != count]
-            return index in zeroed if zeroed else marker._version != version
-        if index not in self._markers:
-            return False
-        part, count_then = self._markers[index]
-        return self._handle.params[index].grad is not part or part.count.zeroed != count_then
-
-    def drop_markers(self) -> None:
-        self._markers.clear()
-        self._marked.clear()
-        self._flat_marker = None
 
     # -- gradients by name while they are flat -----------------------------------------------------------------------
 
@@ -366,14 +318,13 @@ class ShardGradient:
             with torch.no_grad():
                 region.copy_(local_part(value, parameter.spec))
             return
-        self._cleared.add(self._index_of(parameter))
-        if all(index in self._cleared for index, p in enumerate(self._handle.params) if p.requires_grad):
+        self.cleared.add(self._index_of(parameter))
+        if all(index in self.cleared for index, p in enumerate(self._handle.params) if p.requires_grad):
             flat.grad = None
             return
         with torch.no_grad():
             region.zero_()
-        if self._flat_marker is not None and self._flat_marker[0] is flat.grad:
-            self._flat_marker = (flat.grad, flat.grad._version)
+        self.markers.renew(flat.grad)
 
     def _index_of(self, parameter: ShardedTensor) -> int:
         return next(index for index, one in enumerate(self._handle.params) if one is parameter)

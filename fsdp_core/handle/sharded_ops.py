@@ -16,12 +16,13 @@ from fsdp_core.errors import StateError
 from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, local_part
 
 aten = torch.ops.aten
+_current_graph_task_id = torch._C._current_graph_task_id
 _LABEL = Label(unit_id=-1, phase="norm")
 
 # Element-wise in effect, though torch does not tag them so.
 _LOCAL_NAMES = {
     "clone", "detach", "alias", "copy_", "_to_copy", "zero_", "fill_", "zeros_like", "ones_like", "empty_like",
-    "full_like", "lift_fresh", "masked_fill", "masked_fill_", "_fused_dropout", "isnan", "isinf", "isfinite", "where",
+    "full_like", "lift_fresh", "masked_fill", "masked_fill_", "isnan", "isinf", "isfinite", "where",
     "_amp_foreach_non_finite_check_and_unscale_", "nan_to_num", "nan_to_num_", "_local_copy", "resolve_conj",
     "resolve_neg",
 }  # fmt: skip
@@ -45,6 +46,8 @@ def _choose_rule(func: Any) -> _Rule:
         return _REDUCTIONS[name]
     if name == "detach":
         return _detach
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return _refuse_random
     if torch.Tag.pointwise in func.tags or name in _LOCAL_NAMES or name.startswith(_LOCAL_PREFIXES):
         return _local_rule(func, name)
     return _refuse
@@ -59,6 +62,18 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         got="use outside of it, where only this rank's part is there",
         remedy="run it inside `with fsdp_core.full_parameters(model):`, or make the method that uses the parameter a "
         "forward method with fsdp_core.register_forward_method(module, name)",
+    )
+
+
+def _refuse_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    first = _first_sharded((args, kwargs))
+    raise StateError(
+        f"The operation {func._schema.name} would draw other random numbers on each rank that holds a part.",
+        parameter=first.spec.fqn if first is not None else None,
+        expected="the same numbers however the parameter is sharded",
+        got="use on this rank's part",
+        remedy="initialise before sharding (or with deferred_init), or seed all ranks alike and draw inside "
+        "`with fsdp_core.full_parameters(model):`",
     )
 
 
@@ -101,6 +116,8 @@ def _local_rule(func: Any, name: str) -> _Rule:
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         spec = None if is_foreach else _common_spec(func, args, kwargs)
+        if is_foreach:
+            _check_lists(func, (*args, *kwargs.values()))
         if written and not is_foreach and not _is_sharded_target(written, args, kwargs):
             return _refuse(func, args, kwargs)  # whole values would be written from parts
         if spec is not None and not _fit(spec, (*args, *kwargs.values())):
@@ -118,6 +135,26 @@ def _local_rule(func: Any, name: str) -> _Rule:
         return _wrap(result, args, spec)
 
     return rule
+
+
+def _check_lists(func: Any, values: Iterable[Any]) -> None:
+    """A tensor of the whole shape beside a sharded one (state of an optimizer that stepped before sharding) would be
+    read from its beginning, whatever part this rank holds."""
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    for other in lists[1:]:
+        for item, first in zip(other, lists[0], strict=False):
+            if (type(item) is ShardedTensor) == (type(first) is ShardedTensor):
+                continue
+            whole, sharded = (first, item) if type(item) is ShardedTensor else (item, first)
+            if isinstance(whole, Tensor) and whole.dim() > 0:
+                raise StateError(
+                    f"The operation {func._schema.name} was given a whole tensor beside a sharded one.",
+                    parameter=sharded.spec.fqn,
+                    expected="sharded tensors only",
+                    got=f"a plain tensor of shape {tuple(whole.shape)}",
+                    remedy="build the optimizer after sharding, or before but without a step; load earlier state with "
+                    "fsdp_core.load_optim_state_dict",
+                )
 
 
 def _is_sharded_target(written: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -164,6 +201,8 @@ def _unwrap(value: Any, spec: ShardSpec | None) -> Any:
 def _mark(value: Any, clears: bool) -> None:
     if isinstance(value, ShardedTensor):
         value.count.writes += 1
+        if _current_graph_task_id() != -1:
+            value.count.in_backward += 1
         if clears:
             value.count.zeroed += 1
     elif isinstance(value, (list, tuple)):

@@ -43,13 +43,24 @@ class ShardSpec:
 _PLAIN_GRAD: Any = torch.Tensor.grad  # the slot in C++
 
 
+def own_grad(parameter: Tensor) -> Tensor | None:
+    """What autograd itself has put into a parameter, whatever its ``grad`` shows."""
+    grad: Tensor | None = _PLAIN_GRAD.__get__(parameter)
+    return grad
+
+
+def drop_own_grad(parameter: Tensor) -> None:
+    _PLAIN_GRAD.__set__(parameter, None)
+
+
 class WriteCount:
     """Counts writes that went through a sharded tensor; ``_version`` misses those of fused optimizers."""
 
-    __slots__ = ("writes", "zeroed")
+    __slots__ = ("in_backward", "writes", "zeroed")
 
     def __init__(self) -> None:
         self.writes = 0
+        self.in_backward = 0  # those that happened while autograd was at work
         self.zeroed = 0  # those that cleared it
 
 
@@ -196,6 +207,8 @@ def local_part(value: Tensor, spec: ShardSpec) -> Tensor:
         return value.local
     if value.shape != spec.shape:
         value = value.expand(spec.shape)
+    if not any(value.stride()):  # one number everywhere: as it comes from a sum's backward
+        return value.as_strided((spec.span.numel,), (0,))
     return flat_in_memory_order(value, spec)[spec.span.start : spec.span.end]
 
 

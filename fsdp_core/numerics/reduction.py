@@ -27,6 +27,7 @@ from fsdp_core.comm.memory import Buffer
 from fsdp_core.comm.streams import Streams
 from fsdp_core.comm.wire import BufferRole, DoneWork, Label, Work
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
+from fsdp_core.handle.sum_markers import SumMarkers
 
 MAX_PENDING = 2
 _DONE = DoneWork()
@@ -128,7 +129,7 @@ class Reduction:
 
     def _release_source(self) -> None:
         if self.source is not None:
-            self.handle.release_gradient_source(self.source)
+            self.handle.sources.release(self.source)
             self.source = None
 
     def _release_all(self) -> None:
@@ -154,6 +155,18 @@ def _once_per_gradient(waiting: list[Reduction]) -> list[Reduction]:
     return kept
 
 
+def show(finished: Sequence[Reduction]) -> None:
+    """Make the gradients of a backward visible. If a hook of the user raises, those that were not are forgotten."""
+    with torch.no_grad():
+        for index, reduction in enumerate(finished):
+            try:
+                reduction.commit()
+            except BaseException:
+                for left in finished[index:]:
+                    left.drop()
+                raise
+
+
 class Reducer:
     """The reductions of one root that are on their way, oldest first."""
 
@@ -163,6 +176,12 @@ class Reducer:
         self._scattering: deque[Reduction] = deque()
         self._replicating: deque[Reduction] = deque()
         self._waiting: list[Reduction] = []  # complete; visible at the end of backward
+        self._added: list[SumMarkers] = []  # the running backward has added to what earlier ones left there
+
+    def note_addition(self, handle: FlatParamHandle, active: Sequence[int]) -> None:
+        """Should this backward fail, that cannot be undone."""
+        handle.gradient.markers.note_addition(active)
+        self._added.append(handle.gradient.markers)
 
     def make_room(self) -> None:
         """Finish old reductions until a new source may be taken."""
@@ -185,6 +204,8 @@ class Reducer:
             reduction = self._replicating.popleft()
             if reduction.complete():
                 self._waiting.append(reduction)
+            else:
+                self.note_addition(reduction.handle, reduction.active)
 
     def start(self, reduction: Reduction) -> None:
         """Issue; the source has been filled on the caller's stream."""
@@ -207,6 +228,9 @@ class Reducer:
         if any(reduction.handle.is_offloaded for reduction in self._waiting):
             done.synchronize()  # the optimizer reads these on the host
         waiting, self._waiting = self._waiting, []
+        for markers in self._added:
+            markers.forget_addition()
+        self._added.clear()
         return _once_per_gradient(waiting)
 
     def drop(self) -> None:
@@ -217,3 +241,6 @@ class Reducer:
         self._waiting = []
         for reduction in pending:
             reduction.drop()
+        for markers in self._added:
+            markers.tear()
+        self._added.clear()

@@ -11,10 +11,11 @@ import hashlib
 import torch
 from torch import nn
 
-from fsdp_core.comm.groups import Groups
+from fsdp_core.comm.groups import Groups, largest_anywhere
 from fsdp_core.comm.wire import Label, Wire
 from fsdp_core.errors import MismatchError
 from fsdp_core.init import is_deferred, recording_digest
+from fsdp_core.runtime.options import ShardingOptions
 from fsdp_core.runtime.plan_units import Plan, PlannedParameter
 
 _LABEL = Label(-1, "state", "agreement of ranks")
@@ -44,6 +45,35 @@ def _rows(plan: Plan) -> list[tuple[str, str, PlannedParameter]]:
             )
             rows.append((unit.name, facts, parameter))
     return rows
+
+
+# What decides which collectives a rank issues, and when.
+_COMMON = (
+    "sharding_factor",
+    "reshard_after_forward",
+    "mixed_precision",
+    "backward_prefetch",
+    "forward_prefetch",
+    "rate_limit",
+    "sync_module_states",
+    "wire",
+)
+
+
+def check_options(options: ShardingOptions, device: torch.device) -> None:
+    """Raises ``MismatchError`` on all ranks if their settings differ. Asked first: groups are built from them."""
+    hashes = [_hash(repr(getattr(options, name))) for name in _COMMON]
+    most = largest_anywhere(
+        [*hashes, *(-one for one in hashes)], process_group=options.process_group, mesh=options.mesh, device=device
+    )
+    for name, highest, lowest in zip(_COMMON, most, most[len(_COMMON) :], strict=False):
+        if highest != -lowest:
+            raise MismatchError(
+                "The ranks were given different settings.",
+                expected=f"the same `{name}` on every rank",
+                got=f"on this rank: {getattr(options, name)}",
+                remedy="call fully_shard with the same arguments on every rank",
+            )
 
 
 def check_structure(plan: Plan, groups: Groups) -> None:

@@ -16,7 +16,7 @@ from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, flat_in_me
 from fsdp_core.init import is_deferred, materialize_rest, stream_unit, user_attributes
 from fsdp_core.layout.flat_layout import LocalSpan, ParameterShape, build_layout, dense_stride
 from fsdp_core.numerics.mixed_precision import cast_buffers, dtypes_for
-from fsdp_core.runtime.agreement import check_structure, check_values
+from fsdp_core.runtime.agreement import check_options, check_structure, check_values
 from fsdp_core.runtime.context import Context
 from fsdp_core.runtime.hooks import attach
 from fsdp_core.runtime.names import walk
@@ -32,6 +32,7 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
     """Shard ``root`` in place; every rank of the group calls this with an equal model."""
     plan = plan_units(root, options)
     device = resolve_device(options.device)
+    check_options(options, device)
     groups = build_groups(
         process_group=options.process_group,
         mesh=options.mesh,

@@ -7,6 +7,7 @@ backward in ``BackwardTasks``. Both are dropped and made anew, so that a step th
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
@@ -18,13 +19,13 @@ from torch import Tensor
 
 from fsdp_core.comm.wire import Wire
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState, Resources
-from fsdp_core.numerics.reduction import Reducer
+from fsdp_core.numerics.reduction import Reducer, show
 from fsdp_core.runtime.gradient_flow import flush_unsynced, take_gradients
 from fsdp_core.runtime.limit_agreement import LimitAgreement, cuda_sample
-from fsdp_core.runtime.prefetch import ForwardOrder, ForwardPrediction
+from fsdp_core.runtime.passes import BackwardTasks, EndOfBackward, Pass
 from fsdp_core.runtime.rate_limiter import RateLimiter
 from fsdp_core.runtime.saved_weights import SavedTensorHooks
-from fsdp_core.runtime.step_guard import are_shards_read, shards_are_free, shards_are_read
+from fsdp_core.runtime.step_guard import are_shards_read, shards_are_free, shards_are_read, sums_are_kept, sums_are_sent
 from fsdp_core.trace.events import EventLog, FlightRecorder
 from fsdp_core.trace.labels import labelled
 
@@ -33,45 +34,7 @@ if TYPE_CHECKING:
 
 _current_graph_task_id = torch._C._current_graph_task_id
 _log = logging.getLogger("fsdp_core")
-
-
-class Pass:
-    """One outermost forward and what follows it."""
-
-    def __init__(self, previous_order: list[int], has_grad: bool) -> None:
-        self.order = ForwardOrder()
-        self.prediction = ForwardPrediction(previous_order)
-        self.has_grad = has_grad
-        self.free_later: list[Unit] = []  # forward has returned, freed when the next unit begins
-        self.num_open = 0  # forwards that have not returned
-
-
-class BackwardTasks:
-    """The graph tasks (calls into autograd) that have touched the engine and are not finished.
-
-    Each holds its end-of-backward callback by a weak reference: autograd owns the callback, so a callback that is
-    gone without having run belonged to a backward that failed.
-    """
-
-    def __init__(self) -> None:
-        self.callbacks: dict[int, weakref.ref[_EndOfBackward]] = {}
-
-    def forget_failed(self) -> bool:
-        """Drop tasks that failed; true if there were any."""
-        failed = [task for task, callback in self.callbacks.items() if callback() is None]
-        for task in failed:
-            del self.callbacks[task]
-        return bool(failed)
-
-
-class _EndOfBackward:
-    """The callback that autograd runs, and owns, at the end of one graph task."""
-
-    def __init__(self, context: Context, task: int) -> None:
-        self._context, self._task = context, task
-
-    def __call__(self) -> None:
-        self._context.end_backward(self._task)
+_numbers = itertools.count()  # contexts are made in the same order on all ranks
 
 
 class Context:
@@ -85,6 +48,7 @@ class Context:
         backward_prefetch: bool,
         forward_prefetch: bool,
     ) -> None:
+        self.number = next(_numbers)
         self.resources = resources
         self.limiter = limiter
         self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
@@ -119,14 +83,15 @@ class Context:
             sample = functools.partial(cuda_sample, wire.device) if wire.device.type == "cuda" else None
             self.limit_agreement = LimitAgreement(self.limiter, wire, sample)
 
-    def record(self, kind: str, unit: Unit | None = None, **facts: Any) -> None:
-        if self.flight is not None:
-            self.flight.event(kind, unit.name if unit is not None else "", facts.get("phase", ""))
+    def record(
+        self, kind: str, unit: Unit | None = None, phase: str = "", stream: str = "compute", nbytes: int = 0
+    ) -> None:
+        """What has been done: a row of the log, where one is kept."""
         if self.log is not None:
-            self.log.record(kind, unit.name if unit is not None else "", **facts)
+            self.log.record(kind, unit.name if unit is not None else "", phase, stream, nbytes)
 
-    def about_to(self, kind: str, unit: Unit | None = None, phase: str = "") -> None:
-        """What follows may wait for other ranks: for the flight record alone, the log has what was done."""
+    def tell(self, kind: str, unit: Unit | None = None, phase: str = "") -> None:
+        """What this rank turns to now, and may not come back from: for the flight record."""
         if self.flight is not None:
             self.flight.event(kind, unit.name if unit is not None else "", phase)
 
@@ -149,12 +114,15 @@ class Context:
             if following is not None:
                 self.prefetch(self.units[following])
         current.order.record(unit.unit_id)
-        self.record("forward", unit, phase="" if unit.handles else "empty")
+        self.tell("forward", unit)
+        self.record("forward", unit, "" if unit.handles else "empty")
 
     def leave_forward(self, unit: Unit, has_failed: bool) -> None:
         """A unit's forward has returned or raised."""
         current = self.current
-        self.record("forward_end", unit, phase="failed" if has_failed else "")
+        if not has_failed:  # an error is told with where it came up
+            self.tell("forward_end", unit)
+        self.record("forward_end", unit, "failed" if has_failed else "")
         current.num_open -= 1
         if has_failed or not current.has_grad:
             self.free(unit)
@@ -183,9 +151,11 @@ class Context:
         with streams.on_gather():
             streams.wait(written)
         if are_shards_read(self):  # no backward ended the last pass: what ranks wrote since has to be awaited
+            self.tell("settle")
             for wire in self.gather_wires():
                 wire.quiesce()
         shards_are_read(self)
+        self.tell("pass")
         self.record("pass")
 
     def forget_failed_pass(self) -> None:
@@ -194,17 +164,15 @@ class Context:
         self._drop_reductions()
         self.tasks = BackwardTasks()
         for unit in self.units:
-            if unit.calls:
-                unit.calls.clear()
-                unit._uninstall()
-            unit.num_saved = 0
+            unit.forget_calls()
         self.current.num_open = 0
+        self.saved_tensor_hooks.abandon()
         self.saved_tensor_hooks = SavedTensorHooks()
 
     def _drop_reductions(self) -> None:
         self.reducer.drop()
         for _, handle in self.each_handle():
-            handle.drop_collection()
+            handle.sources.drop_collection()
 
     def _end_outermost_forward(self, has_failed: bool) -> None:
         """Keep the last unit for backward, free the others; without a backward to come, free all."""
@@ -240,15 +208,18 @@ class Context:
         """Make the unit's full parameters usable on the caller's stream."""
         if phase == "backward":
             self._enter_backward(unit)
-        if any(handle.state is HandleState.SHARDED for handle in unit.handles):
+        is_issued = any(handle.state is HandleState.SHARDED for handle in unit.handles)
+        if is_issued:
             is_within = unit.is_root or self.limiter.enter(unit) or self._drop_prefetches(unit)
             # beyond the limit only if all that is in flight are open forwards around this one
             traced = phase if is_within else "nested"
-            self.record("gather", unit, phase=traced, stream="gather", nbytes=unit.full_nbytes)
+            self.tell("gather", unit, traced)
+            self.record("gather", unit, traced, "gather", unit.full_nbytes)
             with labelled("gather", unit.name):
                 unit.issue_unshard(phase)
         if any(handle.state is HandleState.GATHERING for handle in unit.handles):
-            self.about_to("await", unit, phase)
+            if not is_issued:
+                self.tell("await", unit, phase)
             with labelled("wait", unit.name):
                 unit.wait_unshard()
             self.record("wait", unit)
@@ -256,8 +227,8 @@ class Context:
                 self.record("write", unit)
         if phase == "backward" and unit.unit_id not in self._in_backward:
             self._prefetch_before(unit)
-        if phase == "backward":
             self._in_backward.add(unit.unit_id)
+            self.tell("backward", unit)
 
     def _enter_backward(self, unit: Unit) -> None:
         if self._closing is not None and self._closing is not unit:
@@ -281,7 +252,8 @@ class Context:
         if not self.limiter.make_room(num_spared=1):
             return
         self.limiter.enter(unit)
-        self.record("gather", unit, phase="prefetch", stream="gather", nbytes=unit.full_nbytes)
+        self.tell("gather", unit, "prefetch")
+        self.record("gather", unit, "prefetch", "gather", unit.full_nbytes)
         with labelled("gather", unit.name):
             unit.issue_unshard("backward" if _current_graph_task_id() != -1 else "forward")
         unit.is_prefetched = True
@@ -326,7 +298,7 @@ class Context:
             self._drop_reductions()
         if not self.tasks.callbacks:
             self._in_backward.clear()
-        callback = _EndOfBackward(self, task)
+        callback = EndOfBackward(self, task)
         self.tasks.callbacks[task] = weakref.ref(callback)
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
@@ -351,7 +323,8 @@ class Context:
             return  # a backward inside a backward (reentrant checkpointing): the outer one finishes
         if self.sync_gradients:
             flush_unsynced(self)
-        self.about_to("finish")
+            sums_are_sent(self)
+        self.tell("finish")
         with labelled("finish reductions of", self.root.name):
             finished = self.reducer.finish()
         self._closing = None
@@ -361,14 +334,16 @@ class Context:
                 if not unit.is_sharded:
                     self.free(unit)
         self._in_backward.clear()
-        with torch.no_grad():
-            for reduction in finished:
-                reduction.commit()
-        self._quiesce()
+        try:
+            show(finished)
+            for _, handle in self.each_handle():
+                handle.gradient.add_outside()
+        finally:  # a hook of the user may have raised: the ranks stay together all the same
+            self._quiesce()
         if self.limit_agreement is not None and self.sync_gradients:
             decision = self.limit_agreement.step()
             if decision is not None:
-                self.record("limit", phase=f"{decision.before} to {decision.after}")
+                self.record("limit", None, f"{decision.before} to {decision.after}")
                 _log.info(
                     "rate limit %d -> %d from step %d: %s",
                     decision.before,
@@ -376,11 +351,12 @@ class Context:
                     decision.step + 1,
                     decision.reason,
                 )
+        self.tell("backward_end")
         self.record("backward_end")
 
     def _quiesce(self) -> None:
         """From here until the next gather this rank's shards may be written."""
-        self.about_to("settle")
+        self.tell("settle")
         for wire in self.gather_wires():
             wire.quiesce()
         for _, handle in self.each_handle():
@@ -404,6 +380,7 @@ class Context:
             return memo[id(self)]
         copied = object.__new__(Context)
         memo[id(self)] = copied
+        copied.number = next(_numbers)
         copied.resources = deepcopy(self.resources, memo)
         copied.limiter = RateLimiter(self.limiter.limit)
         copied.backward_prefetch, copied.forward_prefetch = self.backward_prefetch, self.forward_prefetch
@@ -417,4 +394,6 @@ class Context:
         copied.units = deepcopy(self.units, memo)
         copied.root = copied.units[self.units.index(self.root)]
         copied._start_agreement()
+        if any(handle.unsynced is not None for _, handle in self.each_handle()):
+            sums_are_kept(copied)
         return copied

@@ -18,6 +18,7 @@ from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 from fsdp_core.numerics.reduction import Reduction, divisors_of
+from fsdp_core.runtime.step_guard import sums_are_kept
 from fsdp_core.trace.labels import labelled
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def collect_now(context: Context, handle: FlatParamHandle, index: int, node: Any
     if torch.is_grad_enabled() or not context.sync_gradients or handle.unsynced is not None:
         return False
     accumulate_node, _ = node.next_functions[node.positions.index(position)]
-    return _wants(accumulate_node) == "accumulate" and handle.collect(node, index, grad)
+    return _wants(accumulate_node) == "accumulate" and handle.sources.collect(node, index, grad)
 
 
 def _wants(accumulate_node: Any) -> str:
@@ -92,18 +93,20 @@ def start_reduction(
     """Fill a source (on top of what was summed without communication) and send it on its way."""
     with labelled("reduce", unit.name):
         active = list(active)
-        context.about_to("room", unit)
+        context.tell("reduce", unit, phase)  # beginning with the wait for earlier ones
+        handle.gradient.markers.check_whole(unit.name)
         if handle.unsynced is None:
             context.reducer.make_room()
-            source = handle.collected(node, present)
+            source = handle.sources.collected(node, present)
         else:
+            _clear_forgotten(unit, handle, handle.unsynced)
             source, handle.unsynced = handle.unsynced, None
-            active = sorted({*active, *handle.gradient.marked})
-            _clear_forgotten(handle, source)
-            handle.fill_gradients(source, present, add=True)
-            handle.gradient.drop_markers()
+            active = sorted({*active, *handle.gradient.markers.indices})
+            context.reducer.note_addition(handle, active)
+            handle.sources.fill(source, present, add=True)
+            handle.gradient.markers.drop()
             context.reducer.make_room()
-        context.record("reduce", unit, phase=phase, stream="reduce", nbytes=source.tensor.nbytes)
+        context.record("reduce", unit, phase, "reduce", source.tensor.nbytes)
         reduction = Reduction(handle, source, active, unit.reduce_label, divide_factor(context, unit))
         context.reducer.start(reduction)
 
@@ -119,20 +122,24 @@ def _add_unsynced(
     context: Context, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor], active: list[int]
 ) -> None:
     """Keep the sum of micro-batches here, unsharded, in the reduce dtype; nothing is sent."""
+    handle.gradient.markers.check_whole(unit.name)
     if handle.unsynced is None:
-        handle.unsynced = handle.acquire_gradient_source()
-        handle.fill_gradients(handle.unsynced, present, add=False)
+        handle.unsynced = handle.sources.acquire()
+        handle.sources.fill(handle.unsynced, present, add=False)
     else:
-        _clear_forgotten(handle, handle.unsynced)
-        handle.fill_gradients(handle.unsynced, present, add=True)
-    handle.gradient.mark(active)
-    context.record("accumulate", unit, stream="reduce")
+        _clear_forgotten(unit, handle, handle.unsynced)
+        handle.sources.fill(handle.unsynced, present, add=True)
+    handle.gradient.markers.set(active)
+    context.reducer.note_addition(handle, active)
+    sums_are_kept(context)
+    context.record("accumulate", unit, "", "reduce")
 
 
-def _clear_forgotten(handle: FlatParamHandle, source: Buffer) -> None:
+def _clear_forgotten(unit: Unit, handle: FlatParamHandle, source: Buffer) -> None:
     """Sums whose marker was cleared by zero_grad must not come back."""
-    for index in handle.gradient.marked:
-        if handle.gradient.cleared_since_mark(index):
+    handle.gradient.markers.check(unit.name)
+    for index in handle.gradient.markers.indices:
+        if handle.gradient.markers.is_cleared(index):
             start, end = handle.segment_range(index)
             source.tensor[start:end].zero_()
 
@@ -141,9 +148,8 @@ def _reduce_for_caller(context: Context, unit: Unit, node: Any, by_handle: ByHan
     """torch.autograd.grad over sharded parameters: wait, and return the averaged shards."""
     results: dict[int, Tensor] = {}
     for handle, present, indices in by_handle:
-        context.record(
-            "reduce", unit, stream="reduce", nbytes=handle.layout.padded_numel * handle.dtypes.reduce.itemsize
-        )
+        context.tell("reduce", unit)
+        context.record("reduce", unit, "", "reduce", handle.layout.padded_numel * handle.dtypes.reduce.itemsize)
         shard = _reduce_now(context, unit, handle, present)
         for index in indices:
             parameter = handle.params[index]
@@ -158,13 +164,13 @@ def _reduce_for_caller(context: Context, unit: Unit, node: Any, by_handle: ByHan
 
 def _reduce_now(context: Context, unit: Unit, handle: FlatParamHandle, present: dict[int, Tensor]) -> Tensor:
     """One averaged shard, on the shards' device and in their dtype."""
-    source = handle.acquire_gradient_source()
-    handle.fill_gradients(source, present, add=False)
+    source = handle.sources.acquire()
+    handle.sources.fill(source, present, add=False)
     divisors = divisors_of(handle, divide_factor(context, unit))
     if divisors.source != 1:
         source.tensor.div_(divisors.source)
     shard = torch.empty(handle.layout.shard_numel, dtype=handle.dtypes.reduce, device=source.tensor.device)
     handle.wire.reduce_scatter(shard, source.tensor, unit.reduce_label, divisors.scatter).wait()
     handle.replicate_wire.all_reduce(shard, unit.reduce_label, "sum", divisors.replicate).wait()
-    handle.release_gradient_source(source)
+    handle.sources.release(source)
     return shard.to(device=handle.sharded.device, dtype=handle.dtypes.param)

@@ -6,6 +6,7 @@ weights) is lifted to the lowest unit above all of them. Ignored modules keep th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from fsdp_core.errors import WrapError
 from fsdp_core.handle.flat_param_handle import Place
 from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.init import is_deferred
 from fsdp_core.layout.unit_policy import ModuleFacts, UnitPolicy, as_policy, has_forward
 from fsdp_core.runtime.hooks import unit_of
 from fsdp_core.runtime.names import TransparentWrapper, join, unit_title, walk
@@ -67,6 +69,7 @@ def plan_units(root: nn.Module, options: ShardingOptions) -> Plan:
     ignored = _ignored(root, options.ignored_modules)
     names = _names(root)
     inner = list({id(u): u for m in names if (u := unit_of(m)) is not None}.values())
+    _check_inner(inner, names)
     inner_modules = {m for unit in inner for top in unit.modules for m in top.modules()}
     groups = _choose(root, as_policy(options.units), names, ignored, inner_modules)
     units = _unit_tree(root, groups, names)
@@ -78,6 +81,7 @@ def plan_units(root: nn.Module, options: ShardingOptions) -> Plan:
             lifted.append(parameter)
         _lowest_common(parameter).parameters.append(parameter)
     _check_modules(names, ignored)
+    _check_memory(found)
     kept = [unit for unit in units if unit.parameters or not unit.parents]
     return Plan(kept, inner, lifted, ignored)
 
@@ -99,6 +103,21 @@ def _ignored(root: nn.Module, modules: Sequence[nn.Module]) -> set[nn.Module]:
                 remedy="pass modules of the model given to fully_shard",
             )
     return {inner for module in modules for inner in module.modules()}
+
+
+def _check_inner(inner: Sequence[Unit], names: dict[nn.Module, str]) -> None:
+    """Units that were built before may be taken in only with all of the model they belong to."""
+    for unit in inner:
+        root = unit.context.root
+        if any(module not in names for module in root.modules):
+            raise WrapError(
+                "A unit belongs to another sharded model already.",
+                unit=unit_title(names[unit.modules[0]]),
+                expected="units of this model only",
+                got=f"a part of {type(root.modules[0]).__name__} that both models use",
+                remedy="give both models one parent module that has a forward, and shard that one, with the part that "
+                "they share and each of them as `units`",
+            )
 
 
 def _choose(
@@ -241,6 +260,27 @@ def _check_parameter(tensor: Tensor, fqn: str) -> None:
         raise WrapError(
             "A lazy parameter has no shape yet.", parameter=fqn, remedy="run one forward before sharding the model"
         )
+
+
+def _check_memory(found: Sequence[PlannedParameter]) -> None:
+    """Parameters that overlap in memory (tied by their data, not as objects) would part when they are sharded."""
+    spans = []
+    for parameter in found:
+        tensor = parameter.tensor
+        if tensor.numel() and not (tensor.is_meta or is_deferred(tensor)):
+            last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            is_dense = last + 1 == tensor.numel()
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes * is_dense, parameter.fqn))
+    spans.sort(key=lambda span: span[0])
+    for (_, end, fqn), (start, _, other) in itertools.pairwise(spans):
+        if start < end:
+            raise WrapError(
+                "Two parameters share memory without being the same parameter: sharding would part them.",
+                parameter=f"{fqn} and {other}",
+                expected="memory of its own for each parameter",
+                got="overlapping memory",
+                remedy="tie weights by assigning the same nn.Parameter to both modules",
+            )
 
 
 def _lowest_common(parameter: PlannedParameter) -> PlannedUnit:

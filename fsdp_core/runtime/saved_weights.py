@@ -71,6 +71,12 @@ class SavedTensorHooks:
         _pop_hooks()
         self._open = [entry for entry in self._open if entry[2] is not unit]
 
+    def abandon(self) -> None:
+        """Forwards were left without a word (an interrupt): what they pushed is still in force on this thread."""
+        while (top := _top_hooks(False)) is not None and top[0] == self.pack:
+            _pop_hooks()
+        self._open.clear()
+
     def pack(self, tensor: Tensor) -> Any:
         address = _address(tensor)
         for first, end, unit, handle in self._open:

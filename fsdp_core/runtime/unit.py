@@ -26,9 +26,10 @@ from fsdp_core.numerics.mixed_precision import cast_floating
 from fsdp_core.policy import MixedPrecision
 from fsdp_core.runtime.gather_node import collect_early, make_node, tensors_of_node
 from fsdp_core.runtime.gradient_flow import collect_now
+from fsdp_core.runtime.hooks import num_running
 from fsdp_core.runtime.names import join, unit_title
-from fsdp_core.runtime.recurrent import forget_weights
 from fsdp_core.runtime.saved_weights import SavedWeight
+from fsdp_core.runtime.sites import ParameterSites
 from fsdp_core.trace.labels import labelled
 
 if TYPE_CHECKING:
@@ -77,19 +78,15 @@ class Unit:
         self.num_saved = 0  # saved weights whose backward is still to come
         self.are_saves_known = False
         self.is_prefetched = False
+        self.post_hooks: dict[nn.Module, int] = {}  # ids of the forward hooks, which give the weights back
         self._prepare()
 
     def _prepare(self) -> None:
         self.params: tuple[ShardedTensor, ...] = tuple(p for handle in self.handles for p in handle.params)
+        self.full_nbytes = sum(handle.full_nbytes for handle in self.handles)
         self._locations = [(handle, index) for handle in self.handles for index in range(len(handle.params))]
-        self._sites = [
-            (place.module.__dict__, place.name, position)
-            for position, (handle, index) in enumerate(self._locations)
-            for place in handle.places[index]
-        ]
+        self._sites = ParameterSites(self.handles)
         self._positions = {id(parameter): position for position, parameter in enumerate(self.params)}
-        holders = (place.module for handle in self.handles for places in handle.places for place in places)
-        self._recurrent = tuple({module: None for module in holders if isinstance(module, nn.RNNBase)})
         self._requires_grad: tuple[bool, ...] = ()
         self.trainable_positions: tuple[int, ...] = ()
         self._early_positions: tuple[int, ...] = ()
@@ -141,10 +138,6 @@ class Unit:
         return all(handle.state is HandleState.SHARDED for handle in self.handles)
 
     @property
-    def full_nbytes(self) -> int:
-        return sum(handle.full_nbytes for handle in self.handles)
-
-    @property
     def was_written_while_gathering(self) -> bool:
         """Did somebody write parameters between the issue of the last gather and now?"""
         return self._epochs_at_issue != self.write_epochs()
@@ -170,8 +163,7 @@ class Unit:
                 handle.reshard()
         self.is_prefetched = False
         self._recompute_tensors = None
-        for module in self._recurrent:
-            forget_weights(module)
+        self._sites.forget_copies()
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
@@ -180,12 +172,16 @@ class Unit:
             return None
         if torch.is_inference_mode_enabled():  # buffers and views must outlive the mode
             with torch.inference_mode(False), torch.no_grad():
-                return self._pre_forward(args, kwargs)
-        return self._pre_forward(args, kwargs)
+                return self._pre_forward(module, args, kwargs)
+        return self._pre_forward(module, args, kwargs)
 
-    def _pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context = self.context
         is_recompute = _current_graph_task_id() != -1
+        if self.post_hooks[module] not in module._forward_hooks:
+            self._refuse_without_hooks(module)
+        if self.calls and not is_recompute and num_running(self) <= len(self.calls):
+            context.forget_failed_pass()  # those calls were interrupted
         call = ForwardCall(sys.exc_info()[1], labelled("recompute" if is_recompute else "forward", self.name))
         if is_recompute:
             context.note_backward()
@@ -195,7 +191,8 @@ class Unit:
         self.calls.append(call)
         call.label.__enter__()
         if len(self.calls) == 1:
-            call.installed = self._install()
+            call.installed = self.full_tensors()
+            self._sites.show(call.installed)
         if self.frees_after_forward and not self.is_root and not is_recompute and torch.is_grad_enabled():
             call.has_hooks = context.saved_tensor_hooks.push(self)
             self.are_saves_known = call.has_hooks
@@ -204,18 +201,21 @@ class Unit:
             return cast_floating(args, policy.param_dtype), cast_floating(kwargs, policy.param_dtype)
         return None
 
-    def _install(self) -> list[Tensor]:
-        """Let the modules see the full tensors: an instance attribute wins over ``Module.__getattr__``."""
-        tensors = self.full_tensors()
-        for attributes, name, position in self._sites:
-            attributes[name] = tensors[position]
-        return tensors
+    def _refuse_without_hooks(self, module: nn.Module) -> None:
+        raise StateError(
+            "A hook of the engine was removed: nobody would give the gathered weights back.",
+            unit=self.name,
+            expected="the forward hook that fully_shard registered",
+            got=f"{type(module).__name__} without it",
+            remedy="remove your own hooks by their handles only",
+        )
 
-    def _uninstall(self) -> None:
-        for attributes, name, _ in self._sites:
-            attributes.pop(name, None)
-        for module in self._recurrent:
-            forget_weights(module)
+    def forget_calls(self) -> None:
+        """Forwards that will not return are taken back."""
+        if self.calls:
+            self.calls.clear()
+            self._sites.hide()
+        self.num_saved = 0
 
     def full_tensors(self) -> list[Tensor]:
         """One full tensor per parameter: outputs of the unit's node where it trains, plain views elsewhere."""
@@ -247,23 +247,13 @@ class Unit:
         """Notice flips of ``requires_grad`` and parameters that were replaced after wrapping."""
         flags = tuple([parameter.requires_grad for parameter in self.params])
         if flags != self._requires_grad:
+            for handle in self.handles:
+                if handle.flat_parameter is not None:
+                    handle.refuse_partly_frozen()
             self._requires_grad = flags
             self.trainable_positions = tuple(i for i, needs_grad in enumerate(flags) if needs_grad)
             self._early_positions = tuple(i for i in self.trainable_positions if self._is_collected_early(i))
-        for handle in self.handles:
-            for parameter, places in zip(handle.params, handle.places, strict=True):
-                for place in places:
-                    found: Any = dict.get(place.module._parameters, place.name)
-                    if found is not parameter:
-                        raise StateError(
-                            "A parameter was replaced after the module was sharded.",
-                            unit=self.name,
-                            parameter=place.fqn,
-                            expected="the sharded parameter that fully_shard put there",
-                            got=type(found).__name__,
-                            remedy="replace parameters before sharding, or write into them inside "
-                            "`with fsdp_core.full_parameters(model):`",
-                        )
+        self._sites.check(self.name)
 
     def _is_collected_early(self, position: int) -> bool:
         """Large gradients; but not the root's, whose backward takes as long as the whole pass: memory to collect
@@ -283,7 +273,7 @@ class Unit:
         if call.has_hooks:
             self.context.saved_tensor_hooks.pop(self)
         if not self.calls:
-            self._uninstall()
+            self._sites.hide()
             if not has_failed:
                 self._write_back_changes(call)
         if not is_recompute:
@@ -397,6 +387,7 @@ class Unit:
         copied.reshard_after_forward, copied.mixed_precision = self.reshard_after_forward, self.mixed_precision
         copied.calls, copied.num_saved, copied.is_prefetched, copied.are_saves_known = [], 0, False, False
         copied.modules = deepcopy(self.modules, memo)
+        copied.post_hooks = {new: self.post_hooks[old] for old, new in zip(self.modules, copied.modules, strict=True)}
         copied.handles = deepcopy(self.handles, memo)
         copied.context = deepcopy(self.context, memo)
         copied._prepare()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
-from fsdp_core.handle.shard_gradient import FlatParameter
+from fsdp_core.handle.flat_parameter import FlatParameter
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 from fsdp_core.layout.flat_layout import contiguous_stride, dense_stride
 from fsdp_core.numerics.optimizers.geometry import holding_of

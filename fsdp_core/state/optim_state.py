@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
-from fsdp_core.handle.shard_gradient import FlatParameter
+from fsdp_core.handle.flat_parameter import FlatParameter
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 from fsdp_core.numerics.optimizers.base import ShardedOptimizer
 from fsdp_core.numerics.optimizers.geometry import Holding, Piece, holding_of

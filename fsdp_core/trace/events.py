@@ -45,10 +45,12 @@ class Event:
 
 
 class FlightRecorder(Protocol):
-    """Told of every event of the log, and also, before this rank may wait for others, of what it is about to do:
+    """Told where this rank turns to next, each time before it may not come back from there.
 
-    await (the gather of ``unit``), room (earlier reductions), finish (all reductions), settle (peers that may still
-    read this rank's parameters). So the newest event says where a rank is, also when it never comes back.
+    Of the log's kinds: pass, gather, forward, forward_end, backward (once what it needs is on its way), reduce (once
+    the unit's gradients are complete: it begins with the wait for earlier reductions) and backward_end. And: await (a
+    gather of ``unit`` that was issued earlier), finish (all reductions), settle (peers that may still read this rank's
+    parameters). So the newest event says where a rank is, also when it never comes back.
     """
 
     def event(self, kind: str, unit: str = "", phase: str = "") -> None: ...

@@ -55,14 +55,4 @@ PASSED_ON = (
     "wckey",
 )
 # fmt: on
-OUR_SRUN = (
-    "--kill-on-bad-exit",
-    "--distribution",
-    "--input",
-    "--export",
-    "--ntasks",
-    "--nodes",
-    "--ntasks-per-node",
-    "-n",
-    "-N",
-)
+OUR_SRUN = ("--kill-on-bad-exit", "--distribution", "--input", "--ntasks", "--nodes", "--ntasks-per-node", "-n", "-N")

@@ -25,9 +25,7 @@ _DOING = {
     "forward": "in the forward of {unit}",
     "forward_end": "after the forward of {unit}",
     "backward": "in the backward of {unit}",
-    "gradients": "in the backward of {unit}, its gradients are complete",
-    "room": "in the backward of {unit}, waiting for earlier reductions",
-    "reduce": "in the reduction of {unit}",
+    "reduce": "in the reduction of {unit}, or waiting for earlier ones",
     "finish": "waiting for the reductions of this backward",
     "settle": "waiting until all ranks have read its parameters",
     "backward_end": "after backward",
@@ -49,7 +47,7 @@ _NAMES = {
     "max": "a maximum over all ranks{phase}",
     "collect": "collecting from all ranks{phase}",
 }
-_WAITING = ("await", "gather", "room", "reduce", "finish", "settle", "norm", "sum", "await_sum", "max", "collect")
+_WAITING = ("await", "gather", "reduce", "finish", "settle", "norm", "sum", "await_sum", "max", "collect")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fsdp_core
-from fsdp_core.handle.shard_gradient import FlatParameter
+from fsdp_core.handle.flat_parameter import FlatParameter
 from fsdp_core.optimizers import GroupRule, check_optimizer, parameter_groups
 from recipes.registry import OPTIMIZERS
 from recipes.schema.training import OptimizerConfig

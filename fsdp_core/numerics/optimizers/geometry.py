@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fsdp_core.comm.wire import Wire
 from fsdp_core.errors import NumericsError
-from fsdp_core.handle.shard_gradient import FlatParameter
+from fsdp_core.handle.flat_parameter import FlatParameter
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 
 

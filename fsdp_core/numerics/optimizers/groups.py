@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_core.errors import NumericsError
-from fsdp_core.handle.shard_gradient import FlatParameter, FlatSegment
+from fsdp_core.handle.flat_parameter import FlatParameter, FlatSegment
 from fsdp_core.handle.sharded_tensor import ShardedTensor
 
 Matches = Callable[[str, tuple[int, ...]], bool]

@@ -159,6 +159,7 @@ def test_b05_sharding_twice_or_the_root_first_is_refused() -> None:
 def _names_and_shapes(rank: Rank, options: dict[str, Any]) -> list[list[tuple[str, tuple[int, ...]]]]:
     model = Tower()
     expected = [(n, tuple(p.shape)) for n, p in model.named_parameters()]
+    classes = [type(module) for module in model.modules()]
     ids = {n: id(p) for n, p in model.named_parameters()}
     fsdp_core.fully_shard(model, units=[model.inner], **options)
     seen = [[(n, tuple(p.shape)) for n, p in model.named_parameters()]]
@@ -171,6 +172,7 @@ def _names_and_shapes(rank: Rank, options: dict[str, Any]) -> list[list[tuple[st
     assert all(one == expected for one in seen)
     assert {n: id(p) for n, p in model.named_parameters()} == ids
     assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+    assert [type(module) for module in model.modules()] == classes
     return seen
 
 
@@ -308,6 +310,39 @@ def test_b11_other_structure_raises_on_all_ranks(ranks: Pools, kind: str) -> Non
     for message in ranks(2).run(_other_structure, kind):
         assert "different structure" in message
         assert kind == "layer" or "1.weight" in message
+
+
+SETTINGS = {
+    "reshard_after_forward": (True, False),
+    "sharding_factor": (2, 1),
+    "mixed_precision": (None, fsdp_core.MixedPrecision(torch.bfloat16)),
+    "forward_prefetch": (False, True),
+    "rate_limit": (fsdp_core.RateLimit(2), fsdp_core.RateLimit(3)),
+    "wire": ("auto", "gloo_p2p"),
+    "sync_module_states": (False, True),
+}
+
+
+def _other_settings(rank: Rank, name: str) -> str:
+    values = SETTINGS[name]
+    return message_of(lambda: fsdp_core.fully_shard(Tower(), **{name: values[rank.rank]}), MismatchError)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_b11_other_settings_raise_on_all_ranks(ranks: Pools, name: str) -> None:
+    for message, value in zip(ranks(2).run(_other_settings, name), SETTINGS[name], strict=True):
+        assert f"the same `{name}` on every rank" in message and str(value) in message
+
+
+def test_parameters_that_share_memory_are_refused_with_both_names() -> None:
+    model = Tower()
+    model.last.weight = nn.Parameter(model.first.weight.data[:3, :4])
+    with pytest.raises(WrapError, match=r"parameter: first\.weight and last\.weight"):
+        fsdp_core.fully_shard(model)
+    columns = torch.randn(4, 6)
+    model = Tower()
+    model.first.weight, model.last.weight = nn.Parameter(columns[:, :3].t()), nn.Parameter(columns[:, 3:])
+    fsdp_core.fully_shard(model)  # of one storage, but not the same elements
 
 
 def _copies_are_plain(rank: Rank) -> None:

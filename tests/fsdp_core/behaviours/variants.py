@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from fsdp_core import MixedPrecision, RateLimit
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "raf": {"wire": "collectives"},
     "nraf": {"wire": "collectives", "reshard_after_forward": False},
@@ -16,11 +18,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "allocator": {"wire": "collectives", "gather_buffers": "allocator"},
     "default": {},
 }
+NEIGHBOURS: dict[str, dict[str, Any]] = {  # in the longer suite
+    "p2p": {"wire": "gloo_p2p"},
+    "tight": {"wire": "collectives", "rate_limit": RateLimit(1), "forward_prefetch": True},
+}
+# Every cast takes place, and no digit is lost: what is compared are still exact results.
+_WIDE = MixedPrecision(torch.float64, torch.float64, output_dtype=torch.float32)
+WIDE = {"wire": "collectives", "mixed_precision": _WIDE}
 TWO = {name: VARIANTS[name] for name in ("raf", "default")}
 
 
 def every_variant(function: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())(function)
+    more = [pytest.param(options, id=name, marks=pytest.mark.full) for name, options in NEIGHBOURS.items()]
+    shown = [pytest.param(options, id=name) for name, options in VARIANTS.items()]
+    return pytest.mark.parametrize("options", [*shown, *more])(function)
 
 
 def two_variants(function: Callable[..., None]) -> Callable[..., None]:

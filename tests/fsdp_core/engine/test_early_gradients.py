@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fsdp_core
 from fsdp_core.comm.wire import BufferRole
-from fsdp_core.handle.flat_param_handle import FlatParamHandle
+from fsdp_core.handle.gradient_source import GradientSources
 from fsdp_core.handle.shard_gradient import ShardGradient
 from fsdp_core.runtime.find import contexts_in
 from fsdp_core.runtime.unit import EARLY_NUMEL
@@ -66,18 +66,18 @@ def _order(factor: int) -> list[str]:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)))
     with early_gradients():
         fsdp_core.fully_shard(model, units=[model[0]])
-    collect = FlatParamHandle.collect
+    collect = GradientSources.collect
 
-    def watched(handle: FlatParamHandle, node: Any, index: int, grad: Tensor) -> bool:
-        order.append(handle.params[index].spec.fqn)
-        return collect(handle, node, index, grad)
+    def watched(sources: GradientSources, node: Any, index: int, grad: Tensor) -> bool:
+        order.append(sources.handle.params[index].spec.fqn)
+        return collect(sources, node, index, grad)
 
     def watch_between(module: nn.Module, args: Any, output: Tensor) -> None:
         output.register_hook(lambda grad: order.append("between"))
 
     model[0][0].register_forward_hook(watch_between)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FlatParamHandle, "collect", watched)
+        patch.setattr(GradientSources, "collect", watched)
         model(torch.ones(2, 3)).sum().backward()
     return order
 

@@ -43,6 +43,50 @@ def test_the_profiler_sees_what_the_engine_does_for_which_unit(ranks: Pools) -> 
     assert names[-1] == "fsdp_core.finish reductions of <root>"
 
 
+# flight recorder ------------------------------------------------------------------------------------------------------
+
+
+class Told:
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+
+    def event(self, kind: str, unit: str = "", phase: str = "") -> None:
+        self.rows.append(" ".join(word for word in (kind, unit, phase) if word))
+
+
+def _told(rank: Rank) -> list[str]:
+    model, batch = _model(wire="collectives"), batches_for(rank.world_size, 3, 4)[rank.rank]
+    told = Told()
+    for recorder in (None, told, None):
+        fsdp_core.record_flight(model, recorder)
+        mean_square(model, batch).backward()
+    return told.rows
+
+
+def test_a_recorder_is_told_where_a_rank_turns_to_before_it_does(ranks: Pools) -> None:
+    """Seven a unit and step at most: what is called for nothing is paid for in every run."""
+    assert ranks(2).run(_told)[0] == [
+        "pass", "forward <root>",
+        "gather 0 forward", "forward 0", "forward_end 0",
+        "gather 1 forward", "forward 1", "forward_end 1",
+        "gather 2 forward", "forward 2", "forward_end 2",
+        "forward_end <root>",
+        "gather 1 prefetch", "backward 2", "reduce 2",
+        "await 1 backward", "backward 1", "reduce 1",
+        "reduce 0",
+        "finish", "settle", "backward_end",
+    ]  # fmt: skip
+
+
+def test_the_newest_event_says_where_an_error_came_up() -> None:
+    model, told = _model(), Told()
+    model[1].forward = lambda x: x @ x
+    fsdp_core.record_flight(model, told)
+    with pytest.raises(RuntimeError):
+        model(torch.ones(3, 4))
+    assert told.rows[-1] == "forward 1"
+
+
 # schedule check -------------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,6 @@ def test_events_come_back_in_order_with_step_phase_and_activity(tmp_path: Path) 
     writer.step = 12
     writer.event("gather", "blocks.5", "forward")
     writer.event("await", "blocks.5", "forward")
-    writer.event("free", "blocks.5")  # tells nothing about where a rank is
     with writer.during(EVALUATION):
         writer.event("gather", "blocks.6", "forward")
     ring = read_ring(ring_path(tmp_path, 3))

@@ -8,7 +8,7 @@ from torch import nn
 
 import fsdp_core
 from fsdp_core.errors import NumericsError
-from fsdp_core.handle.shard_gradient import FlatParameter, FlatSegment
+from fsdp_core.handle.flat_parameter import FlatParameter, FlatSegment
 from fsdp_core.layout.flat_layout import ParameterShape, build_layout, contiguous_stride
 from recipes.optimizers import groups
 from recipes.registry import OPTIMIZERS, Entry
