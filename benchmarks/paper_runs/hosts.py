@@ -44,6 +44,7 @@ def crossing(rank: int, name: str, steps: int) -> Crossed:
     """All ranks of a host see the same interface."""
     dist.barrier()
     before = sent_by_host()
+    dist.barrier()  # nobody sends before all have looked
     counted = sum(training.watch(rank, name).cross for _ in range(steps))
     dist.barrier()
     return Crossed(sent_by_host().since(before), counted)

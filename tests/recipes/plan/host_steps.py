@@ -22,6 +22,7 @@ def crossed(rank: int, config: RecipeConfig, ranks_per_host: int, steps: int) ->
         if step == 1:  # the first one opens connections
             dist.barrier()
             before = sent_by_host()
+            dist.barrier()  # nobody sends before all have looked
         clock.start()
         train_step(trainee, batches, 1e-3, clock)
     dist.barrier()
