@@ -6,7 +6,8 @@
 
 Each experiment leaves a table, its numbers and mostly a picture in ``benchmarks/results``, named by the day. They are
 about ratios of settings on one machine, not about how fast it is. ``hosts`` needs root and says so where there is none.
-docs/experiments.md tells what was found.
+docs/experiments.md tells what was found: its tables are made anew from the newest results after every full run, and
+with ``--page`` without a run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from paper_runs import (
     ledger,
     limiter,
     optimizers,
+    page,
     prefetch,
     unit_size,
 )
@@ -34,6 +36,7 @@ from paper_runs.answer import Answer, draw
 from paper_runs.ranks import Pool
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = RESULTS.parents[1] / "docs" / "experiments.md"
 EXPERIMENTS: dict[str, Callable[[Pool, bool], Answer]] = {
     "prefetch": prefetch.run,
     "limiter": limiter.run,
@@ -50,6 +53,9 @@ EXPERIMENTS: dict[str, Callable[[Pool, bool], Answer]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
+    if options.page:
+        _write_page()
+        return 0
     pool = Pool()
     try:
         for name in options.only or EXPERIMENTS:
@@ -57,7 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
             print(_one(name, pool, options), end="\n\n", flush=True)
     finally:
         pool.close()
+    if options.out == RESULTS and not options.smoke:
+        _write_page()
     return 0
+
+
+def _write_page() -> None:
+    PAGE.write_text(page.with_results(PAGE.read_text(), RESULTS, "../benchmarks/results"))
 
 
 def _one(name: str, pool: Pool, options: argparse.Namespace) -> str:
@@ -81,6 +93,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), help="some experiments; default: all")
     parser.add_argument("--smoke", action="store_true", help="tiny models, one round")
+    parser.add_argument("--page", action="store_true", help="only write the tables of docs/experiments.md anew")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for tables, JSON and pictures")
     return parser.parse_args(arguments)
 

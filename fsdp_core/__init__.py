@@ -22,6 +22,7 @@ from fsdp_core.api import (
     stop_trace,
     verify_schedule,
 )
+from fsdp_core.held_bytes import HeldBytes, held_bytes
 from fsdp_core.init import deferred_init, materialize, seeded_init
 from fsdp_core.layout.unit_policy import GroupPolicy, ModuleClassPolicy, PredicatePolicy, SizePolicy, regroup_by_order
 from fsdp_core.policy import MixedPrecision, RateLimit
@@ -33,6 +34,7 @@ from fsdp_core.wrapper import FullyShardedDataParallel
 __all__ = [
     "FullyShardedDataParallel",
     "GroupPolicy",
+    "HeldBytes",
     "MixedPrecision",
     "ModuleClassPolicy",
     "PredicatePolicy",
@@ -48,6 +50,7 @@ __all__ = [
     "flat_parameters",
     "full_parameters",
     "fully_shard",
+    "held_bytes",
     "held_model",
     "held_optimizer",
     "join",

@@ -131,7 +131,11 @@ def _cause(key: str, has_value: str, value: str) -> tuple[str, str]:
             return f"a quote ({quote}) is opened and not closed", quoted(key, value)
     strange = [character for character in value if not _is_plain(character)]
     if strange:
-        return f"the character {strange[0]!r} must be quoted for Hydra", quoted(key, value)
+        remedy = quoted(key, value)
+        if "," in value and not any(character in value for character in "[]{}()'\""):
+            each = ",".join(f'"{part}"' for part in value.split(","))
+            remedy += f"; as several values (-m): {shlex.quote(f'{key}={each}')}"
+        return f"the character {strange[0]!r} must be quoted for Hydra", remedy
     if any(character in value for character in "[]{}()'\""):
         return "brackets or quotes inside a value must be quoted for Hydra", quoted(key, value)
     if has_value and not all(part.isidentifier() or part.isdigit() for part in key.lstrip("+~").split(".")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -19,9 +21,12 @@ _LOST_PEER_TEXTS = (
     "failed to recv, got 0 bytes",
     "remote process exited or there was a network error",
     "NCCL communicator was aborted",
+    "in vain: its process has died",  # the shared-memory wire's
 )
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LAST_LOG_LINES = 15
+_LONGEST_END, _LONGEST_LINE = 65_536, 2_000  # bytes read of a log, characters shown of a line
 # What the user must change, told apart by name, and the run's exit code then.
 _USERS = {
     "DataError": EXIT_RANK_FAILED,
@@ -30,6 +35,7 @@ _USERS = {
     "FolderError": EXIT_USAGE,
     "CheckpointError": EXIT_USAGE,
     "DamagedCheckpoint": EXIT_USAGE,
+    "Unsaved": EXIT_RANK_FAILED,
     "Superseded": EXIT_RANK_FAILED,
 }
 _CAUSE_ORDER = ("vanished", "raised", "lost_peer")
@@ -71,6 +77,10 @@ def from_exception(rank: int, error: BaseException, traceback: str) -> Failure:
     what = f"{type(error).__name__}: {text}"
     if type(error).__name__ in _USERS:
         return Failure(rank, str(error), _USERS[type(error).__name__], time.time(), traceback=traceback, is_users=True)
+    if isinstance(error, OSError) and error.errno in _DISK_IS_FULL:
+        told = f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+        told += ". Make room and start the same command again: it goes on from its newest checkpoint"
+        return Failure(rank, told, EXIT_RANK_FAILED, time.time(), traceback=traceback, is_users=True)
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}) before the run ended"
     if any(_is_out_of_memory(link) for link in chain):
@@ -90,7 +100,7 @@ def from_exit(rank: int, returncode: int, is_out_of_memory_kill: bool) -> Failur
     if returncode >= 0:
         what = f"left before the run ended (exit code {returncode})"
         return Failure(rank, what, EXIT_RANK_FAILED, time.time(), "vanished")
-    name = signal.Signals(-returncode).name
+    name = signal_name(-returncode)
     if returncode == -signal.SIGKILL and is_out_of_memory_kill:
         hint = "the host ran out of memory: fewer ranks, a smaller train.micro_batch or a smaller model"
         what = f"was killed by {name}, by the kernel for want of memory"
@@ -99,6 +109,14 @@ def from_exit(rank: int, returncode: int, is_out_of_memory_kill: bool) -> Failur
     # abort() is how C++ code ends a process, NCCL's watchdog for one after another rank's failure: as if it had raised
     kind = "raised" if returncode == -signal.SIGABRT else "vanished"
     return Failure(rank, f"was killed by {name}", EXIT_RANK_FAILED, time.time(), kind, hint=hint)
+
+
+def signal_name(signum: int) -> str:
+    """``SIGKILL``; real-time signals have no names of their own in Python."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 def first(failures: Sequence[Failure]) -> Failure:
@@ -142,10 +160,12 @@ def told_by_its_rank(failure: Failure) -> str:
 def last_lines(log_path: Path, count: int = _LAST_LOG_LINES) -> str:
     """The end of a log; empty if there is none."""
     try:
-        text = log_path.read_text(errors="replace")
+        with log_path.open("rb") as file:  # of a log of gigabytes, a progress bar's one long line, the end is enough
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_END))
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-count:])
+    return "\n".join(line[-_LONGEST_LINE:] for line in text.splitlines()[-count:])
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -32,8 +32,8 @@ COMMANDS = (
     ("torchrun --nproc-per-node 2 -m launcher model=gpt_tiny", "the same run on torchrun's ranks"),
 )
 CODES = (
-    "0 done; 1 a rank failed; 2 bad config or usage; 5 hang; 6 out of memory; 75 saved on a signal, start again; "
-    "130 interrupted"
+    "0 done; 1 a rank failed; 2 bad config or usage; 3 does not fit, by its plan; 4 a sweep ended with failed jobs; "
+    "5 hang; 6 out of memory; 75 saved on a signal, start again; 130 interrupted"
 )
 
 

@@ -132,7 +132,7 @@ def _set_aside(run_dir: Path) -> Path | None:
         return None
     earlier = run_dir / "earlier"
     earlier.mkdir(exist_ok=True)
-    folder = earlier / str(len(list(earlier.iterdir())))
+    folder = earlier / str(1 + max((int(path.name) for path in earlier.iterdir() if path.name.isdigit()), default=-1))
     folder.mkdir()
     for name in present:
         (run_dir / name).rename(folder / name)

@@ -25,6 +25,7 @@ from launcher.rendezvous import Meeting
 from launcher.run_folder import CONFIG_FILE, flight_folder
 from launcher.schema import Config
 from recipes import evaluation, generation, train
+from recipes.calibrate import recipe as calibration
 from recipes.context import RankContext
 from recipes.flight import open_recorder
 from recipes.flight.report import where
@@ -41,7 +42,7 @@ class Recipe(Protocol):
     def run(self, config: RecipeConfig, context: RankContext) -> object: ...
 
 
-RECIPES: dict[str, Recipe] = {"train": train, "eval": evaluation, "generate": generation}
+RECIPES: dict[str, Recipe] = {"train": train, "eval": evaluation, "generate": generation, "calibrate": calibration}
 
 
 def run_local_rank(arguments: argparse.Namespace, signals: SignalWatch, recipe: Recipe | None = None) -> int:

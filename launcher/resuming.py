@@ -13,13 +13,13 @@ from pathlib import Path
 from launcher.drift import SAFE, Difference, differences
 from launcher.schema import Config
 from recipes.checkpoint.errors import DamagedCheckpoint
-from recipes.checkpoint.folder import checkpoints_of
+from recipes.checkpoint.folder import ROOT_NAME
 from recipes.checkpoint.manifest import Manifest, read_manifest
 from recipes.data.files import expanded
 from recipes.resume_from import NEVER, candidates, to_set_aside
 
 # What belongs to a run that is started over in its folder, beside its checkpoints.
-_RESULTS = ("metrics.jsonl", "summary.json", "loss.png", "wandb_id.txt", "tensorboard")
+_RESULTS = ("metrics.jsonl", "summary.json", "loss.png", "plan.json", "wandb_id.txt", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,23 @@ def lines(config: Config) -> list[str]:
 
 def take_back(config: Config, run_dir: Path) -> list[str]:
     """Moves what this start does not go on from to ``earlier/<n>/``, so that no later one does; a line if so."""
-    taken = to_set_aside(config.checkpoint.resume, run_dir) if config.action == "train" else []
-    if not taken:
+    if config.action != "train":
+        return []
+    taken = to_set_aside(config.checkpoint.resume, run_dir)
+    is_new = config.checkpoint.resume == NEVER
+    results = [run_dir / name for name in _RESULTS if is_new and (run_dir / name).exists()]
+    if not taken and not results:
         return []
     earlier = run_dir / "earlier"
     earlier.mkdir(exist_ok=True)
     number = max((int(path.name) for path in earlier.iterdir() if path.name.isdigit()), default=0)
-    place = earlier / str(number) / checkpoints_of(run_dir).name
-    place.mkdir(parents=True, exist_ok=True)
+    place = earlier / str(number)
+    (place / ROOT_NAME if taken else place).mkdir(parents=True, exist_ok=True)
     for path in taken:
+        path.rename(place / ROOT_NAME / path.name)
+    for path in results:
         path.rename(place / path.name)
-    if config.checkpoint.resume == NEVER:
-        for name in _RESULTS:
-            if (run_dir / name).exists():
-                (run_dir / name).rename(place.parent / name)
-    count = "1 checkpoint" if len(taken) == 1 else f"{len(taken)} checkpoints"
+    count = "1 checkpoint" if len(taken) == 1 else f"{len(taken)} checkpoints" if taken else "metrics"
     return [f"{count} of an earlier start set aside in {place} (checkpoint.resume={config.checkpoint.resume})"]
 
 

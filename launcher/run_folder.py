@@ -35,6 +35,8 @@ from launcher.errors import ConfigErrors, Problem
 from launcher.files import write_whole
 from launcher.request import LaunchRequest
 from launcher.schema import Config
+from recipes.checkpoint.fence import latest_attempt
+from recipes.checkpoint.folder import checkpoints_of
 from recipes.data.files import expanded
 
 CONFIG_FILE = "config.yaml"
@@ -113,10 +115,16 @@ def open_named(run_dir: Path) -> Path:
     """
     if run_dir.exists() and not run_dir.is_dir():
         raise _refusal(run_dir, "is a file", "a new folder, or the folder of an earlier run")
-    if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
+    if run_dir.is_dir() and not _is_a_runs(run_dir):
         raise _refusal(run_dir, "is not empty and holds no run", f"an empty folder, or one with a {CONFIG_FILE}")
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     return run_dir
+
+
+def _is_a_runs(run_dir: Path) -> bool:
+    """Empty, or a run's; also one whose start was killed before, or while, its config was written."""
+    names = {path.name for path in run_dir.iterdir()}
+    return bool(names & {CONFIG_FILE, _ATTEMPT_FILE, _LOCK_FILE}) or names <= {"logs"}
 
 
 class Lock:
@@ -151,15 +159,16 @@ def next_attempt(run_dir: Path) -> int:
     """Counts up how often ranks were started in this folder, from 1; to be called while the lock is held.
 
     Whatever an attempt writes carries its number, so that ranks of an older one that linger can be told apart.
+    Never below what the checkpoints there know of: the file may be gone, or they may come from another folder.
     Raises OSError if the count cannot be kept, ConfigErrors if the file holds something else than a count.
     """
     path = run_dir / _ATTEMPT_FILE
-    before = path.read_text().strip() if path.exists() else "0"
-    if not before.isdecimal():
+    before = path.read_text(errors="replace").strip() if path.exists() else "0"
+    if not (before.isascii() and before.isdecimal()):
         raise _refusal(
             run_dir, f"has a damaged file {path.name}", "the number of attempts so far in it, or no such file"
         )
-    attempt = int(before) + 1
+    attempt = max(int(before), latest_attempt(checkpoints_of(run_dir))) + 1
     write_whole(path, f"{attempt}\n")
     return attempt
 

@@ -75,6 +75,11 @@ class SweepConfig:
     max_parallel: int = described(1, "jobs at once; cores and GPUs are divided among them", at_least=1, at_most=100_000)
     wait: bool = described(False, "return only when all jobs have ended (SLURM; local jobs are always waited for)")
     do: str | None = described(None, "with action=sweep", choices=("status", "collect", "resume", "retry", "cancel"))
+    refuse_oom: bool | None = described(
+        None,
+        "jobs that cannot fit hardware's memory, by their plans: true: the sweep is refused (exit code 3); null: told, "
+        "and started; false: nobody looks",
+    )
     fail_fast: bool = described(False, "the first failed job ends the others; false: the others go on")
     metric: str | None = described(
         None, "what jobs are compared by: a column of results.csv; null: held-out loss where there is one"

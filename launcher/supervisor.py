@@ -31,7 +31,7 @@ from launcher.failure import Failure
 from launcher.hang import HangWatch, write_stacks
 from launcher.rank_output import Echo
 from launcher.rank_process import RankCommand, RankProcess
-from launcher.rank_signals import STOP_SIGNALS, exit_code_of
+from launcher.rank_signals import REQUESTS, SAME_REQUEST_S, STOP_SIGNALS, exit_code_of
 
 _WAKE_S = 0.1  # ends of processes and signals wake the loop at once; this is for clocks
 _SETTLE_S = 1.0  # how long a lost connection waits for its cause to show
@@ -114,6 +114,7 @@ class _Watch:
         self._time_limit = limits.ends_at
         self._stop_signal: int | None = None
         self._stopped_by: str | None = None
+        self._stopped_at = 0.0
         self._is_time_limit = False
         self._kill_at: float | None = None
         self._must_end_now = False
@@ -163,6 +164,8 @@ class _Watch:
 
     def _heed_signals_and_clocks(self) -> None:
         for signum in self._inbox.take():
+            if self._stop_signal is not None and self._is_same_request(signum):
+                continue  # as from ``timeout``, which signals its child and then the child's whole group
             if self._stop_signal is not None:
                 self._say(f"{signal.Signals(signum).name} again: ending the ranks at once")
                 self._kill_at, self._must_end_now = 0.0, True
@@ -182,10 +185,14 @@ class _Watch:
         grace_s = min(INTERRUPT_GRACE_S, self._limits.grace_s) if is_interrupt else self._limits.grace_s
         again = "; Ctrl-C again ends them at once" if is_interrupt else ""
         self._say(f"stopped by {why}: the ranks have {grace_s:g} s to leave{again}")
-        self._stop_signal, self._stopped_by = signum, why
+        self._stop_signal, self._stopped_by, self._stopped_at = signum, why, time.monotonic()
         self._kill_at = time.monotonic() + grace_s + (0.0 if is_interrupt else _LAST_WORD_S)
         for process in self.processes:
             process.send(signum)
+
+    def _is_same_request(self, signum: int) -> bool:
+        is_request = signum in REQUESTS and self._stop_signal in REQUESTS
+        return is_request and not self._is_time_limit and time.monotonic() - self._stopped_at <= SAME_REQUEST_S
 
     def _stopped(self, signum: int) -> Outcome:
         agreed = self._agreed_exit_code()

@@ -64,9 +64,14 @@ def resume(
         cut = train["micro_batch"] or train["global_batch"] // manifest.world_size
         return Resumed(folder, state, manifest.world_size, cut)
     if problems:
+        count = len(problems)
+        told = (
+            "the checkpoint cannot be used"
+            if count == 1
+            else f"none of the {count} checkpoints can be used; the newest"
+        )
         raise CheckpointError(
-            f"none of the {len(problems)} checkpoints can be used; the newest: {problems[0]}. "
-            "checkpoint.resume=PATH names another one, checkpoint.resume=never starts over"
+            f"{told}: {problems[0]}. checkpoint.resume=PATH names another one, checkpoint.resume=never starts over"
         )
     return None
 
@@ -88,7 +93,8 @@ def restore(
             part.load_state_dict(shared[name])
         except DataError as error:
             if not config.checkpoint.allow_drift:
-                raise
+                remedy = "checkpoint.allow_drift=true goes on with these data, from their beginning"
+                raise DataError(f"{error}; {remedy}") from None
             report.line(f"the data are taken from their beginning: {error}")
     if saved:
         random_state.restore(saved, torch.device(context.device))

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.checkpoint.errors import CheckpointError
-from recipes.checkpoint.folder import ROOT_NAME, checkpoints_of, step_folders, step_of
+from recipes.checkpoint.errors import CheckpointError, DamagedCheckpoint
+from recipes.checkpoint.folder import (
+    ROOT_NAME,
+    checkpoints_of,
+    is_named_otherwise,
+    look_at,
+    step_folders,
+    step_of,
+)
 from recipes.data.files import expanded
 
 AUTO, NEVER = "auto", "never"
@@ -37,7 +44,8 @@ def candidates(resume: str, run_dir: Path) -> list[Candidate]:
 
 
 def named(path: str) -> list[Candidate]:
-    """Of ``checkpoint.resume=PATH``: one checkpoint, or those of a run folder or of its ``checkpoints`` folder.
+    """Of ``checkpoint.resume=PATH``: one checkpoint, whatever its folder is called, or those of a run folder or of its
+    ``checkpoints`` folder.
 
     Raises:
         CheckpointError: there are none.
@@ -46,6 +54,8 @@ def named(path: str) -> list[Candidate]:
     step = step_of(place)
     if step is not None:
         found = [Candidate(step, place)] if place.is_dir() else []
+    elif is_named_otherwise(place):
+        found = [Candidate(_step_inside(place), place)]
     else:
         found = in_folder(place) or in_folder(place / ROOT_NAME)
     if not found:
@@ -53,6 +63,14 @@ def named(path: str) -> list[Candidate]:
         expected = "expected a run folder, or one of its checkpoints (step_...)"
         raise CheckpointError(f"checkpoint.resume={path} {what}: {expected}")
     return found
+
+
+def _step_inside(place: Path) -> int:
+    """0 where it cannot be told: the start says why the checkpoint is none."""
+    try:
+        return look_at(place).step
+    except DamagedCheckpoint:
+        return 0
 
 
 def in_folder(folder: Path) -> list[Candidate]:

@@ -36,7 +36,7 @@ class Saver:
         self._times = SaveTimes(self._every, ranks)
         self._checkpointer, self._ranks, self._run_dir = checkpointer, ranks, run_dir
         self.parts = parts
-        self._saved_step = saved_step
+        self._resumed_step = saved_step
 
     def is_due(self, done: int) -> bool:
         """By the number of steps: every rank knows by itself."""
@@ -55,25 +55,30 @@ class Saver:
         """After ``done`` steps; written beside the next ones where ``checkpoint.asynchronous`` says so."""
         self._times.saved()
         self._checkpointer.save(self._state(done), eval_loss=eval_loss, must_succeed=must_succeed)
-        self._saved_step = done
 
     def finish(self, done: int, eval_loss: float | None) -> None:
         """The run has ended: its last step is saved, if checkpoints are wanted at all, and everything is written."""
-        if self._is_wanted and done and self._saved_step != done:
-            self.save(done, eval_loss, must_succeed=True)
         self._wait()
+        if self._is_wanted and done and not self._is_saved(done):
+            self.save(done, eval_loss, must_succeed=True)
+            self._wait()
 
     def save_and_wait(self, done: int) -> str:
         """The run must stop here, wanted or not: what is trained is on the disk when this returns. A line about it."""
         if not done:
             return "nothing was trained yet; start it again"
-        if self._saved_step != done:
-            self.save(done, must_succeed=True)
         self._wait()
+        if not self._is_saved(done):
+            self.save(done, must_succeed=True)
+            self._wait()
         where = checkpoints_of(self._run_dir) / final_name(done)
         if not where.exists():  # resumed from there, and nothing done since
             return "nothing was trained since the start; start it again"
         return f"saved in {where}; the same command goes on from there (with run.dir={self._run_dir})"
+
+    def _is_saved(self, done: int) -> bool:
+        """Nothing may be in flight: a save that failed (``checkpoint.on_error=continue``) is none."""
+        return done in (self._resumed_step, self._checkpointer.saved_step)
 
     def _wait(self) -> None:
         """Until the save in flight is complete; what it took stays in the run folder, for who sets the next limit."""

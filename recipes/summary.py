@@ -9,6 +9,7 @@ from pathlib import Path
 
 from recipes.amounts import memory
 from recipes.loggers.jsonl import strict
+from recipes.plan.compared import Beside
 from recipes.report import amount
 
 
@@ -23,6 +24,7 @@ class Summary:
     sent_bytes: what rank 0 sent to other ranks for the model since this start, evaluations included.
     num_skipped: updates left out because of their loss; num_overflowed: because a scaled gradient overflowed.
     num_unreadable: samples left out that could not be read.
+    plan: what a plan of the same config says, beside what was measured; empty where none was asked for.
     train_s: seconds spent in steps; wall_s: from start to end, preparing and evaluating included.
     """
 
@@ -49,10 +51,12 @@ class Summary:
     num_skipped: int = 0
     num_unreadable: int = 0
     num_overflowed: int = 0
+    plan: Beside = field(default_factory=Beside)
 
     def as_json(self) -> dict[str, object]:
         """Plain data; numbers that are not finite are null."""
         plain = dataclasses.asdict(self)
+        plain["plan"] = self.plan.as_json()
         plain["evaluation"] = {name: strict(value) for name, value in self.evaluation.items()}
         return {name: strict(value) if isinstance(value, float) else value for name, value in plain.items()}
 
@@ -74,6 +78,7 @@ class Summary:
                 (name.removesuffix("_bytes").replace("_", " "), memory(value))
                 for name, value in self.peak_memory.items()
             ),
+            *self.plan.lines(),
             ("run folder", self.run_dir),
         ]
         width = max(len(name) for name, _ in rows)

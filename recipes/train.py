@@ -1,13 +1,14 @@
 """``run``: one recipe on one rank, from a checked config to a summary. Start reading here.
 
 kernels -> samples (prepare) -> model, shards, optimizer (build) -> a checkpoint, if there is one (resume) -> seeds ->
-steps (loop, step), checkpoints (saver) -> summary, picture
+steps (loop, step), checkpoints (saver) -> summary, picture, plan
 """
 
 from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from fsdp_core import bytes_sent
@@ -30,6 +31,7 @@ from recipes.metrics.flops import peak_flops, sample_flops
 from recipes.metrics.ledger import Ledger, Line, StepShape
 from recipes.metrics.memory import memory_meter
 from recipes.metrics.totals import RunTotals
+from recipes.plan.of_run import SentInOneStep, happened, leave_plan
 from recipes.prepare import eval_batches, prepare_splits, train_batches
 from recipes.ranks import Ranks
 from recipes.registry import MODELS
@@ -48,7 +50,8 @@ def run(config: RecipeConfig, context: RankContext) -> Summary:
     """Train as ``config`` says; called by every rank of the run, with the default process group made when W > 1.
 
     Goes on from the newest whole checkpoint of the run folder, or of ``checkpoint.resume``, if there is one.
-    Leaves in ``context.run_dir`` (rank 0): metrics.jsonl, summary.json, loss.png, and what the config asks for.
+    Leaves in ``context.run_dir`` (rank 0): metrics.jsonl, summary.json, loss.png, plan.json, and what the config asks
+    for.
 
     Raises:
         StoppedFromOutside: ``context.stop`` asked for it; what was trained is saved, on every rank alike.
@@ -95,7 +98,8 @@ def train(
 ) -> Summary:
     """The loop and what it leaves behind; closes everything it opened, whatever happens."""
     loggers = open_loggers(config, context, FROM_THE_BEGINNING if resumed is None else resumed.start)
-    windows = windows_of(config.train, context, built.trainee.model)
+    counter = SentInOneStep(built.trainee.model)
+    windows = (counter, *windows_of(config.train, context, built.trainee.model))
     summary: Summary | None = None
     try:
         with train_batches(config, splits, ranks) as batches:
@@ -131,6 +135,8 @@ def train(
         context.flight.enter(CLOSING)
         summary = summarise(context, built, result, time.perf_counter() - started)
         leave_behind(summary, config, context)
+        if config.run.plan and context.is_main:
+            summary = beside_its_plan(summary, config, context, splits.info, built, counter)
     finally:
         close_all(windows, loggers, report, summary)
     return summary
@@ -197,6 +203,17 @@ def leave_behind(summary: Summary, config: RecipeConfig, context: RankContext) -
     run_dir = Path(context.run_dir)
     summary.write(run_dir / "summary.json")
     draw_loss(run_dir / "metrics.jsonl", run_dir / "loss.png", config.run.name or config.model.kind)
+
+
+def beside_its_plan(
+    summary: Summary, config: RecipeConfig, context: RankContext, info: DataInfo, built: Built, counter: SentInOneStep
+) -> Summary:
+    """The summary with the plan of what it sums up; written again, beside plan.json. The other ranks wait."""
+    measured = happened(built.trainee, summary.step_s, summary.peak_memory, counter.sent)
+    wire = built.groups.report.groups[0].shard_wire
+    summary = replace(summary, plan=leave_plan(config, context, info, wire, measured))
+    summary.write(Path(context.run_dir) / "summary.json")
+    return summary
 
 
 def close_all(windows: tuple[StepWindow, ...], loggers: list[Logger], report: Report, summary: Summary | None) -> None:

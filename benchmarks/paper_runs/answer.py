@@ -69,8 +69,9 @@ def draw(chart: Chart, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.8), layout="constrained")
-    for name, points in chart.lines.items():
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=name)
+    for place, (name, points) in enumerate(chart.lines.items()):
+        width = 4 - 3 * place / max(1, len(chart.lines) - 1)  # so that a line under another one is seen
+        axes.plot([x for x, _ in points], [y for _, y in points], linewidth=width, marker="o", markersize=3, label=name)
     if chart.log_x:
         axes.set_xscale("log", base=2)
     axes.set_title(chart.title, fontsize=10)

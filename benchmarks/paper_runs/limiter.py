@@ -123,8 +123,7 @@ def _planned_table(plans: list[dict[str, Any]]) -> Table:
             f"{memory['peak_by_kind']['gathered'] / 1e9:.2f}",
             *(f"{memory[kind] / 1e9:.2f}" for kind in ("allocated", "active", "needed")),
         ]
-        step = "-" if time is None else f"{1e3 * time['step_s']:.3g}"
-        exposed = "-" if time is None else f"{1e3 * time['exposed_s']:.3g}"
+        step, exposed = ("-" if time is None else f"{1e3 * time[key]:.4g}" for key in ("step_s", "exposed_s"))
         rows.append((one["buffers"], one["limit"], *sizes, str(memory["num_alloc_retries"]), step, exposed))
     header = ("buffers", "limit", "gathered GB", "allocated GB", "active GB", "reserved GB", "retries", "step ms")
     return Table("Replayed: a device that lags behind its host", (*header, "exposed ms"), rows)

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,7 +31,7 @@ from fsdp_core.comm.groups import RankStandIn
 from fsdp_core.comm.identity import CallRecord, Gather, read_before_steps
 from fsdp_core.comm.local import LocalWire
 from fsdp_core.comm.streams import Event, InlineStreams, Streams
-from fsdp_core.comm.wire import BufferRole, Label, Wire
+from fsdp_core.comm.wire import BufferRole, DoneWork, Label, Wire, Work
 from fsdp_core.runtime.find import contexts_in
 from fsdp_core.simulate import tape as t
 from fsdp_core.simulate.cost import cost_of
@@ -38,6 +39,7 @@ from fsdp_core.simulate.cuda_kernels import CudaKernels
 from fsdp_core.trace.events import EventLog
 
 _META = torch.device("meta")
+_ELSEWHERE, _NO_BLOCK = "elsewhere", -1
 _PRIMITIVES = {
     "all_gather_single": "all_gather",
     "all_gather_into_tensor": "all_gather",
@@ -100,11 +102,14 @@ class Recorder:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def hold(self, tensor: Tensor, what: str) -> int:
-        """The block of the tensor's storage; a new one if the storage is new."""
+        """The block of the tensor's storage; a new one if the storage is new; ``_NO_BLOCK`` for ``elsewhere``."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         block = self._block_of.get(key)
-        if block is None:
+        if block is None and self._role == _ELSEWHERE:
+            block = self._block_of[key] = _NO_BLOCK
+            self._watches[key] = weakref.ref(storage, lambda _: self._let_go(key, _NO_BLOCK))
+        elif block is None:
             block = self._num_blocks
             self._num_blocks += 1
             alloc = t.Alloc(block, storage.nbytes(), self.stream, self._role or what)
@@ -134,6 +139,11 @@ class Recorder:
             yield
         finally:
             self._role = before
+
+    def elsewhere(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """1-D, with memory that is not this rank's to count: it is on no tape."""
+        with self.role(_ELSEWHERE):
+            return torch.empty(numel, dtype=dtype, device=_META)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -170,12 +180,13 @@ class Recorder:
 
     # -- ranks -------------------------------------------------------------------------------------------------------
 
-    def ranks(self, rank: int, world_size: int, is_inline: bool = False) -> PretendRanks:
+    def ranks(self, rank: int, world_size: int, is_inline: bool = False, shares_memory: bool = False) -> PretendRanks:
         """To be passed as ``process_group``: this process is ``rank`` of ``world_size`` that exist on paper.
 
         is_inline: they compute as CPUs do, where everything has happened when a call returns.
+        shares_memory: groups inside one host read each other's shards where they lie.
         """
-        return PretendRanks(self, rank, world_size, is_inline)
+        return PretendRanks(self, rank, world_size, is_inline, shares_memory)
 
 
 class _MarkingLog(EventLog):
@@ -192,16 +203,25 @@ class _MarkingLog(EventLog):
 class PretendRanks(RankStandIn):
     """Stands for a process group whose other ranks do not exist."""
 
-    def __init__(self, recorder: Recorder, rank: int, world_size: int, is_inline: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        rank: int,
+        world_size: int,
+        is_inline: bool = False,
+        shares_memory: bool = False,
+    ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is none of {world_size} ranks")
         self.recorder, self.rank, self.world_size = recorder, rank, world_size
-        self._is_inline = is_inline
+        self._is_inline, self._shares_memory = is_inline, shares_memory
 
     def wire(self, ranks: tuple[int, ...], ranks_per_host: int | None) -> Wire:
         if len(ranks) == 1:
             return _RecordedLocalWire(self.recorder)
-        return RecordedWire(self.recorder, ranks, ranks.index(self.rank), ranks_per_host)
+        is_one_host = len({rank // ranks_per_host if ranks_per_host else 0 for rank in ranks}) == 1
+        kind = RecordedSharedMemory if self._shares_memory and is_one_host else RecordedWire
+        return kind(self.recorder, ranks, ranks.index(self.rank), ranks_per_host)
 
     def streams(self) -> Streams:
         return InlineStreams() if self._is_inline else RecordedStreams(self.recorder)
@@ -280,6 +300,19 @@ class RecordedWire(CollectivesWire):
     def empty(self, numel: int, dtype: torch.dtype, role: BufferRole) -> Tensor:
         with self._recorder.role(f"engine.{role.value}"):
             return super().empty(numel, dtype, role)
+
+
+class RecordedSharedMemory(RecordedWire):
+    """The wire of a host whose ranks read each other's memory: what is gathered is a view of everybody's shards. It
+    takes no memory, so the engine keeps it and gathers once a step."""
+
+    def full_view(self, shard: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+        return self._recorder.elsewhere(shard.numel() * self.group_size, dtype or shard.dtype)
+
+    def all_gather(self, full: Tensor, shard: Tensor, label: Label) -> Work:
+        """Into a view, or into memory of the caller's; shards are not converted before they are read."""
+        self._call(label, dist.all_gather_into_tensor, full, shard).wait()
+        return DoneWork()
 
 
 class _RecordedCalls(CallRecord):

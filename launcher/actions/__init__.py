@@ -1,7 +1,7 @@
 """What ``action=`` names beside training: one module each. No torch here.
 
-``check``, ``export``, ``figure``, ``inspect``, ``plan`` and ``tune`` are done by this process; ``eval`` and
-``generate`` need ranks, as training does.
+``check``, ``export``, ``figure``, ``inspect``, ``plan`` and ``tune`` are done by this process; ``calibrate``, ``eval``
+and ``generate`` need ranks, as training does.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.announce import say
 from launcher.errors import ConfigErrors, Problem
 from recipes.checkpoint.errors import DamagedCheckpoint
-from recipes.checkpoint.folder import COMPLETE, MANIFEST, Found, checkpoints_of, look_at, newest_complete
+from recipes.checkpoint.folder import COMPLETE, MANIFEST, Found, checkpoints_of, look_at, step_folders
 from recipes.data.files import expanded
 
 _WORDS = ("auto", "never")
@@ -37,11 +38,15 @@ def chosen(resume: str, run_dir: str | None) -> Found:
 
 
 def _newest(place: Path, key: str, path: str) -> Found:
-    """Of a run folder, or of its ``checkpoints`` folder."""
-    found = newest_complete(checkpoints_of(place)) or newest_complete(place)
-    if found is None:
-        raise _refusal(key, "the folder holds no complete checkpoint", path, "a run that was saved (checkpoint.every)")
-    return found
+    """Of a run folder, or of its ``checkpoints`` folder. Newer ones that are not complete are told."""
+    for _, folder in reversed(step_folders(checkpoints_of(place)) or step_folders(place)):
+        try:
+            found = look_at(folder)
+        except DamagedCheckpoint as damage:
+            say(f"checkpoint passed over: {damage}")
+        else:
+            return found
+    raise _refusal(key, "the folder holds no complete checkpoint", path, "a run that was saved (checkpoint.every)")
 
 
 def _refusal(key: str, what: str, got: str, expected: str) -> ConfigErrors:

@@ -57,5 +57,9 @@ def shortest_limit_s(config: Config, measured_save_s: float | None = None) -> in
 
 
 def is_limit_too_short(config: Config, measured_save_s: float | None = None) -> bool:
+    """A limit that cannot be read is not too short; another rule tells of it."""
     limit = config.cluster.time_limit
-    return limit is not None and seconds_of(limit) < shortest_limit_s(config, measured_save_s)
+    try:
+        return limit is not None and seconds_of(limit) < shortest_limit_s(config, measured_save_s)
+    except ValueError:
+        return False

@@ -19,6 +19,8 @@ def submitted(folder: str | None) -> Path | None:
     if folder is None:
         return None
     run_dir = expanded(folder).absolute()
+    if not (run_dir / records.FOLDER).is_dir():
+        return None
     return None if records.story(run_dir).job is None else run_dir
 
 

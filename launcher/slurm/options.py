@@ -55,4 +55,14 @@ PASSED_ON = (
     "wckey",
 )
 # fmt: on
-OUR_SRUN = ("--kill-on-bad-exit", "--distribution", "--input", "--ntasks", "--nodes", "--ntasks-per-node", "-n", "-N")
+OUR_SRUN = (
+    "--kill-on-bad-exit",
+    "--distribution",
+    "--input",
+    "--export",
+    "--ntasks",
+    "--nodes",
+    "--ntasks-per-node",
+    "-n",
+    "-N",
+)

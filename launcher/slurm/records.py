@@ -79,13 +79,10 @@ def story(run_dir: Path) -> Story:
     """The latest submission's story; lines that a crash cut short are passed over."""
     told = Story()
     for line in read_lines(run_dir / FOLDER / "jobs.jsonl"):
-        event = line.get("event")
-        if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
-            told = Story(job=str(line["job"]))
-        if event == "started" and line["job"] == told.job:
-            told = replace(told, restart=int(line["restart"]), ended=None)
-        elif event == "ended" and line["job"] == told.job and line["restart"] >= (told.restart or 0):
-            told = _with_end(told, line)  # not the end of a start that was cut off and replaced
+        try:
+            told = _after(told, line)
+        except (KeyError, TypeError, ValueError):  # a damaged line
+            continue
     return told
 
 
@@ -103,6 +100,17 @@ def rank_ends(run_dir: Path, job: str, restart: int) -> list[RankEnd]:
         failure = fields.pop("failure")
         ends.append(RankEnd(**fields, failure=None if failure is None else Failure(**failure)))
     return ends
+
+
+def _after(told: Story, line: dict[str, Any]) -> Story:
+    event = line["event"]
+    if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
+        told = Story(job=str(line["job"]))
+    if event == "started" and line["job"] == told.job:
+        return replace(told, restart=int(line["restart"]), ended=None)
+    if event == "ended" and line["job"] == told.job and line["restart"] >= (told.restart or 0):
+        return _with_end(told, line)  # not the end of a start that was cut off and replaced
+    return told
 
 
 def _ends(run_dir: Path, job: str, restart: int) -> Path:

@@ -121,7 +121,7 @@ def _body(config: Config, place: Place, array: Array | None, lead: int) -> list[
     after = shlex.join([place.python, "-P", "-m", "launcher.slurm.after", *limits, "--lead", str(lead)])
     return [
         *lines,
-        f"export PYTHONPATH={shlex.quote(str(place.code_dir))} PYTHONUNBUFFERED=1",
+        f'export PYTHONPATH={shlex.quote(str(place.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONUNBUFFERED=1',
         *_variables(cluster),
         "",
         "# However this script ends, the end is recorded; a run that saved, or may try again, goes back to the queue.",
@@ -156,7 +156,8 @@ def _variables(cluster: ClusterConfig) -> list[str]:
 
 def _srun(config: Config, place: Place) -> str:
     cluster = config.cluster
-    words = ["srun", "--kill-on-bad-exit=1", "--distribution=block", "--input=none"]
+    # --export: some sites keep the caller's environment from sbatch, and srun would keep the script's from the ranks.
+    words = ["srun", "--kill-on-bad-exit=1", "--distribution=block", "--input=none", "--export=ALL"]
     python = cluster.python or (place.python if cluster.container_image is None else "python3")
     inside: list[str] = []
     if cluster.container_image is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import launcher
 
 PACKAGES = ("launcher", "recipes", "fsdp_core", "configs")
-_NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+_UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def take(folder: Path) -> Path:
@@ -19,7 +19,12 @@ def take(folder: Path) -> Path:
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     for package in PACKAGES:
-        shutil.copytree(root / package, part / package, ignore=_NOT_COPIED)
+        shutil.copytree(root / package, part / package, ignore=_not_copied)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return folder
+
+
+def _not_copied(folder: str, names: list[str]) -> set[str]:
+    """Links to nowhere are left out, too: an editor's lock file is one."""
+    return _UNWANTED(folder, names) | {name for name in names if not Path(folder, name).exists()}

@@ -50,8 +50,6 @@ def submit_run(config: Config, request: LaunchRequest, environ: Mapping[str, str
         raise
     for line in lines:
         say(line)
-    for line in lines:
-        say(line)
     say(f"job {job} submitted\nrun folder: {short(run_dir)}\nlog: {short(run_dir / JOB_LOG)}", sys.stdout)
     return _wait(run_dir, job) if config.sweep.wait else EXIT_OK
 
@@ -89,7 +87,10 @@ def _wait(run_dir: Path, job: str) -> int:
         state = wait_for(run_dir, lambda words: say(f"job {job}: {words}"), time.sleep)
     except KeyboardInterrupt:
         say(f"cancelling job {job}")
-        client.cancel([job])
+        try:
+            client.cancel([job])
+        except SlurmError as error:
+            say(f"SLURM does not answer, the job goes on: {error}\nto end it: scancel {job}")
         return EXIT_INTERRUPTED
     if state.ended is not None and state.ended.failure is not None:
         say(state.ended.failure.traceback)

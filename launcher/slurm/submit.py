@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.announce import say
 from launcher.errors import ConfigErrors, Problem
 from launcher.schema import Config
 from launcher.slurm import client, records, snapshot
@@ -53,8 +54,8 @@ def submit(
             for element, index in enumerate(members):
                 ids[index] = f"{array_id}_{element}"
                 records.add(jobs[index].run_dir, "submitted", job=ids[index])
-    except ConfigErrors:
-        client.cancel(set(ids.values()))
+    except (ConfigErrors, OSError):
+        _take_back(set(ids.values()))
         raise
     return [ids[index] for index in range(len(jobs))]
 
@@ -77,8 +78,20 @@ def _submit_one(job: Prepared, environ: Mapping[str, str]) -> str:
     script = _write(job.run_dir / records.FOLDER / "job.sh", script_of(job))
     options = [name for name, _ in sbatch_options(job.config, place, None, 0)]
     job_id = _sbatch(script, job.config, options, environ)
-    records.add(job.run_dir, "submitted", job=job_id)
+    try:
+        records.add(job.run_dir, "submitted", job=job_id)
+    except OSError:  # a full disk: nobody would know of the job
+        _take_back({job_id})
+        raise
     return job_id
+
+
+def _take_back(ids: set[str]) -> None:
+    """What was submitted a moment ago is not wanted any more."""
+    try:
+        client.cancel(ids)
+    except client.SlurmError as error:
+        say(f"SLURM does not answer: {error}\nto end what was submitted: scancel {' '.join(sorted(ids))}")
 
 
 def _arrays(jobs: Sequence[Prepared], largest: int) -> list[list[int]]:
@@ -135,5 +148,11 @@ _HINTS = {
     "nvalid partition": "cluster.partition=NAME; sinfo lists the partitions",
     "Requested time limit is invalid": "a shorter cluster.time_limit; sinfo shows the partition's",
     "node configuration is not available": "fewer ranks, cores, GPUs or memory for one node; sinfo -Nel shows them",
+    "CPU count per node can not be satisfied": "fewer cluster.nproc_per_node or cpus_per_task; see sinfo -Nel",
+    "Could not establish a configuration source": "this machine knows no cluster: submit from a login node",
+    "nvalid account": "cluster.account=NAME; sacctmgr show associations lists yours",
+    "nvalid qos": "cluster.qos=NAME; sacctmgr show qos lists them",
+    "nvalid feature": "cluster.constraint; sinfo -o '%n %f' shows the nodes' features",
+    "reservation is invalid": "cluster.reservation=NAME; scontrol show reservation lists them",
     "Unable to contact slurm controller": "the cluster does not answer: try again later",
 }

@@ -2,7 +2,8 @@
 
 The keeper sees how the rank ends, a SIGKILL or the kernel's out-of-memory killer included, and writes it down beside
 the run. It fails the task if the rank failed, so that srun ends the step; a rank that saved on a signal is no failure.
-SLURM sends its signals to both; the keeper leaves them to the rank. If the keeper goes, the rank goes with it.
+SLURM sends its signals to both; the keeper leaves them to the rank. A rank that SIGTERM ended while one waits for the
+keeper, too, was ended by srun: another rank is to blame. If the keeper goes, the rank goes with it.
 
 A node that was cut off may keep its ranks alive while SLURM starts the job again elsewhere. The keeper looks into the
 run folder every few seconds and ends its rank once a later start is on record there.
@@ -17,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -36,6 +38,7 @@ from launcher.worker import overdue
 
 # Of one keeper; all of them together look a few hundred times a second, whatever W is.
 _LOOK_S, _LOOKS_PER_S = 2.0, 300
+_ENDED_BY_TERM = (-signal.SIGTERM, rank_signals.exit_code_of(signal.SIGTERM))
 _KEPT_SIGNALS = (*rank_signals.STOP_SIGNALS, signal.SIGCHLD)
 
 
@@ -115,6 +118,8 @@ def _end(run_dir: Path, rank: int, returncode: int, status: Status | None, is_ou
         failure = _hang(rank, run_dir)
     if failure is None:
         failure = failures.from_exit(rank, returncode, is_out_of_memory_kill)
+        if returncode in _ENDED_BY_TERM and signal.SIGTERM in signal.sigpending():
+            failure = replace(failure, kind="lost_peer")  # srun ended it because of another one
     return RankEnd(rank, records.FAILED, failure, host)
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 WIDTH, WIDE, HEIGHT = 460, 900, 300  # of one chart, in SVG units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 14, 46
+_LETTER = 7.6  # width of a capital letter of a title, in SVG units
 _MOST_TICKS = 7  # as many different values are marked one by one
 _LOG_FROM = 15.0  # largest over smallest value from which a scale is logarithmic
 _MOST_NAMES = 12  # on a categorical axis; beyond that every other one is left out
@@ -125,11 +126,12 @@ class Chart:
         marks.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
         middle = (_LEFT + right) / 2
         marks.append(
-            f'<text class="title" text-anchor="middle" x="{middle:g}" y="{HEIGHT - 8}">{escape(self.x_title)}</text>'
+            f'<text class="title" text-anchor="middle" x="{middle:g}" y="{HEIGHT - 8}">'
+            f"{escape(_end_of(self.x_title, round((right - _LEFT) / _LETTER)))}</text>"
         )
         marks.append(
             f'<text class="title" text-anchor="middle" transform="translate(14 {(_TOP + bottom) / 2:g}) rotate(-90)">'
-            f"{escape(self.y_title)}</text>"
+            f"{escape(_end_of(self.y_title, round((bottom - _TOP) / _LETTER)))}</text>"
         )
         return marks
 
@@ -138,6 +140,11 @@ class Chart:
 
     def _y(self, value: float) -> float:
         return HEIGHT - _BOTTOM - self.y.place(value) * (HEIGHT - _TOP - _BOTTOM)
+
+
+def _end_of(words: str, longest: int) -> str:
+    """What fits along an axis; of a key, its end says most."""
+    return words if len(words) <= longest else f"…{words[1 - longest :]}"
 
 
 def _hint(words: str) -> str:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.announce import say, short
@@ -15,7 +16,7 @@ from launcher.schema import Config
 from launcher.slurm import client
 from launcher.slurm.submit import refusal
 from launcher.sources import Sources
-from launcher.sweep import folder, record, states, table
+from launcher.sweep import folder, record, slurm, states, table
 from launcher.sweep.drive import command, exit_code
 from launcher.sweep.folder import Sweep
 from launcher.sweep.locks import is_held
@@ -64,6 +65,8 @@ def _status(sweep: Sweep) -> int:
     found = table.results_of(sweep, apparent(sweep))
     print(table.as_text(found))
     print(f"{table.counts(found.jobs)} of {len(found.jobs)} jobs")
+    for path in sweep.unreadable():
+        say(f"{short(path)}: its record cannot be read, the job is left out; the command of the sweep runs it again")
     return EXIT_OK
 
 
@@ -89,7 +92,8 @@ def _cancel(sweep: Sweep) -> int:
         if holder.host != os.uname().nodename:
             raise folder.in_use(sweep)
         say(f"ending the jobs of process {holder.pid}")
-        os.kill(holder.pid, signal.SIGTERM)  # Ctrl-C is ignored by what a shell started in the background
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(holder.pid, signal.SIGTERM)  # Ctrl-C is ignored by what a shell started in the background
         deadline = time.monotonic() + _CANCELLING_S
         while is_held(sweep.path / folder.LOCK_FILE):
             if time.monotonic() >= deadline:
@@ -108,14 +112,14 @@ def _cancel(sweep: Sweep) -> int:
 
 
 def _cancel_submitted(sweep: Sweep) -> None:
-    """Jobs in SLURM's queue, or running there."""
+    """Jobs in SLURM's queue, or running there. One that reached its end just now stays done."""
     jobs = [job for job in sweep.jobs() if job.state == states.RUNNING]
     try:
-        client.cancel({job.slurm_id for job in jobs if job.slurm_id is not None})
+        left = slurm.cancel(jobs, _CANCELLING_S)
     except client.SlurmError as error:
         raise ConfigErrors([refusal(str(error))]) from None
-    for job in jobs:
-        record.add_end(job.folder, End(states.CANCELLED, None, measures=measures_of(job.run_dir)))
+    for job in left:
+        say(f"job {job.number} ({job.slurm_id}) does not end: scancel {job.slurm_id} again, look at sweep.do=status")
 
 
 def _nothing_to_do(sweep: Sweep, do: str) -> int:

@@ -59,7 +59,11 @@ def drive(sweep: Sweep, backend: Backend, feed: Feed, *, waits: bool = True) -> 
             drive.until_the_end()
         finally:
             drive.leave_nobody()
-    found = write_results(sweep)
+    try:
+        found = write_results(sweep)
+    except OSError as error:
+        say(f"the results cannot be written: {error.strerror or error}, {error.filename or sweep.path}")
+        return EXIT_SWEEP_FAILED
     say(table.as_text(found), sys.stdout)
     if line := table.unknown_metric(found):
         say(line)
@@ -67,7 +71,7 @@ def drive(sweep: Sweep, backend: Backend, feed: Feed, *, waits: bool = True) -> 
     if received:
         saved = any(job.state == states.PREEMPTED for job in found.jobs)
         return EXIT_SAVED if saved and received[0] != signal.SIGINT else exit_code_of(received[0])
-    return exit_code(found.jobs)
+    return EXIT_SWEEP_FAILED if drive.is_broken else exit_code(found.jobs)
 
 
 def _submit(sweep: Sweep, backend: Backend, feed: Feed) -> int:
@@ -93,6 +97,7 @@ class _Drive:
         self._open: set[int] = set()
         self._num_ended = self._num_stops = 0
         self._is_failing = False
+        self.is_broken = False  # jobs may be missing from the results
         self._results_at = 0.0
 
     def until_the_end(self) -> None:
@@ -113,6 +118,7 @@ class _Drive:
                     self._tell(event)
                 self._refresh()
             except OSError as error:  # a full disk: without records there is no sweep
+                self.is_broken = True
                 self._give_up(
                     f"the sweep cannot go on: {error.strerror or error}, {error.filename or self._sweep.path}"
                 )
@@ -138,8 +144,7 @@ class _Drive:
             self._backend.stop(self._received[-1])
 
     def _tell(self, event: Event) -> None:
-        job = record.read(self._sweep.path / "jobs" / f"{event.number:04d}")
-        assert job is not None
+        job = record.reread(self._sweep.path / "jobs" / f"{event.number:04d}")
         if event.what != "ended":
             say(f"job {job.number} {event.note or event.what}  {swept_words(job)}".rstrip())
             return
@@ -167,7 +172,7 @@ class _Drive:
 
 
 def swept_words(job: Job) -> str:
-    return " ".join(f"{key}={value}" for key, value in job.swept.items())
+    return " ".join(f"{key}={table.one_line(value)}" for key, value in job.swept.items())
 
 
 def _figures(job: Job) -> list[str]:

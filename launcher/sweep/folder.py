@@ -87,6 +87,10 @@ class Sweep:
         found = (record.read(folder) for folder in (self.path / "jobs").glob("[0-9]*"))
         return sorted((job for job in found if job is not None), key=lambda job: job.number)
 
+    def unreadable(self) -> list[Path]:
+        """Folders of jobs whose records do not say what was planned."""
+        return sorted(folder for folder in (self.path / "jobs").glob("[0-9]*") if record.read(folder) is None)
+
     def holder(self) -> Holder | None:
         """Who starts jobs now, None if nobody does."""
         path = self.path / LOCK_FILE

@@ -176,8 +176,7 @@ class LocalBackend(Backend):
         for running in [running for running in self._running if running.process.poll() is not None]:
             self._running.remove(running)
             self._free_gpus.extend(running.gpus)
-            job = record.read(running.job.folder)
-            assert job is not None
+            job = record.reread(running.job.folder)
             if job.end is None:
                 record.add_end(job.folder, _unsaid(job, running.process.returncode, running.is_stopped))
             events.append(Event("ended", job.number))
@@ -190,7 +189,7 @@ def _unsaid(job: Job, returncode: int, is_stopped: bool) -> End:
     if returncode < 0 and is_stopped:
         return End(states.CANCELLED, exit_code_of(-returncode), measures=measures)
     if returncode < 0:
-        error = f"the job's own launcher was killed by {signal.Signals(-returncode).name}"
+        error = f"the job's own launcher was killed by {failure.signal_name(-returncode)}"
         return End(states.LOST, exit_code_of(-returncode), error=error, measures=measures)
     last = failure.last_lines(job.log, 1)
     return End(states.FAILED, returncode or EXIT_RANK_FAILED, error=last or "left without a word", measures=measures)

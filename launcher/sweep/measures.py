@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.files import read_lines
+from recipes.plan.compared import columns_of
 
 LOSS = "train_loss"
 HELD_OUT = "eval_loss"
@@ -22,6 +23,7 @@ def measures_of(run_dir: Path) -> dict[str, float]:
 
     train_loss: of the last step. eval_*: the last evaluation. best_*: the lowest on the way. step_s: median.
     memory_bytes: the peak over all ranks and steps. sent_bytes: by rank 0 to the others in the whole run.
+    plan_*: what a plan of the run says; *_over_plan: what was measured over it.
     """
     lines = _lines(run_dir / "metrics.jsonl")
     steps = [line for line in lines if "loss" in line]
@@ -68,6 +70,7 @@ def _of_summary(path: Path) -> dict[str, Any]:
     found = {name: summary.get(name) for name in _OF_SUMMARY}
     found.update({f"eval_{name}": value for name, value in (summary.get("evaluation") or {}).items()})
     found.update(summary.get("peak_memory") or {})
+    found.update(columns_of(summary.get("plan") or {}))
     return {name: value for name, value in found.items() if value is not None}
 
 

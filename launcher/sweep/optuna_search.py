@@ -34,15 +34,13 @@ class Chooser:
         )
 
     def learn(self, params: Mapping[str, Value], value: float | None) -> None:
-        """A finished job of an earlier session; None: it failed."""
-        self._study.add_trial(
-            create_trial(
-                state=TrialState.FAIL if value is None else TrialState.COMPLETE,
-                value=value,
-                params=dict(params),
-                distributions=self._distributions,
-            )
-        )
+        """A finished job of an earlier session; None: it failed. One outside of today's limits teaches nothing."""
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        try:
+            trial = create_trial(state=state, value=value, params=dict(params), distributions=self._distributions)
+        except ValueError:
+            return
+        self._study.add_trial(trial)
 
     def choose(self, again: Mapping[str, Value] | None = None) -> tuple[int, dict[str, Value]]:
         """(a number to tell the result by, values by key). again: take these, which have no result yet."""

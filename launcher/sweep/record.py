@@ -18,6 +18,7 @@ at any moment leaves a record that is whole but for its last line, and a torn la
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -125,9 +126,18 @@ def read(folder: Path) -> Job | None:
     """The job of this folder; None if it was never planned to the end."""
     job: Job | None = None
     for line in read_lines(folder / FILE):
-        if "event" not in line:
+        try:
+            job = _planned(folder, line) if line["event"] == "planned" else _after(job, line)
+        except (KeyError, TypeError, ValueError):  # a damaged line
             continue
-        job = _planned(folder, line) if line["event"] == "planned" else _after(job, line)
+    return job
+
+
+def reread(folder: Path) -> Job:
+    """A job that was on record a moment ago. Raises FileNotFoundError: the sweep's folder was moved or deleted."""
+    job = read(folder)
+    if job is None:
+        raise FileNotFoundError(errno.ENOENT, "a job's record is gone, was the folder moved or deleted?", str(folder))
     return job
 
 
@@ -163,7 +173,7 @@ def _after(job: Job | None, line: Mapping[str, Any]) -> Job | None:
         case "started":
             return replace(job, end=None, started_s=line["time"], ended_s=None)
         case "ended":
-            end = End(line["state"], line["exit_code"], line["rank"], line["error"], line["measures"])
+            end = End(line["state"], line["exit_code"], line["rank"], str(line["error"]), dict(line["measures"]))
             return replace(job, end=end, ended_s=line["time"])
         case "released":
             return replace(job, end=None, attempt=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from html import escape
@@ -14,7 +15,7 @@ from launcher.sweep.chart import WIDE, Chart, Scale, name_scale, number_scale, v
 from launcher.sweep.measures import LOSS, curve
 from launcher.sweep.record import Job
 from launcher.sweep.report_style import STYLE
-from launcher.sweep.table import Results, counts, readable, rows, title
+from launcher.sweep.table import LONGEST_ERROR, Results, counts, error_line, readable, rows, title
 
 _NUM_COLOURS = 6  # curves that get a colour of their own; the others are grey
 _LOG_LINES = 12
@@ -184,13 +185,13 @@ def _failures(results: Results) -> str:
     for job in unwell:
         end = job.end
         assert end is not None
-        rank = "" if end.rank is None else f"rank {end.rank}: "
-        error = end.error or states.MEANING[job.state]
+        error = error_line(job) or states.MEANING.get(job.state, "")
+        whole = f"<pre>{escape(end.error)}</pre>" if len(end.error) > LONGEST_ERROR or "\n" in end.error else ""
         last = failure.last_lines(job.log, _LOG_LINES)
         blocks.append(
             f'<details class="failure"><summary><span class="chip {job.state}">{job.state}</span> '
             f'<a href="#job-{job.number}">job {job.number}</a> <code>{escape(_swept(job))}</code> '
-            f"<strong>{escape(rank + error)}</strong></summary>"
+            f"<strong>{escape(error)}</strong></summary>{whole}"
             f"<p>log: <code>{escape(str(job.log))}</code></p><pre>{escape(last)}</pre></details>"
         )
     return f"<section><h2>Jobs that did not reach their end</h2>{''.join(blocks)}</section>"
@@ -234,6 +235,7 @@ def _swept(job: Job) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None

@@ -14,6 +14,7 @@ h1 { font-size: 1.5rem; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 0 0 2px; }
 section { margin-top: 34px; }
 a { color: var(--dot); }
+code { overflow-wrap: anywhere; }
 code, pre { font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; overflow-x: auto;
   white-space: pre-wrap; overflow-wrap: anywhere; margin: 10px 0 0; }
@@ -24,7 +25,7 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px
 figure { margin: 0; padding: 12px; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   max-width: 560px; }
 .wide figure { max-width: none; }
-.wide .figures { grid-template-columns: 1fr; }
+.wide .figures { grid-template-columns: minmax(0, 1fr); }
 svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 svg text.title { fill: var(--ink); }

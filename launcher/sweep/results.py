@@ -52,4 +52,9 @@ def as_csv(results: Results) -> str:
 def as_markdown(results: Results) -> str:
     header, *body = rows(results)
     lines = [header, ["---"] * len(header), *body]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """A viewer takes ``<class ...>`` for HTML and shows nothing of it."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -21,13 +22,14 @@ from launcher.provenance import HIDDEN
 from launcher.sweep import folder, states
 from launcher.sweep.chosen import backend_of
 from launcher.sweep.drive import drive
+from launcher.sweep.fitting import Guard, in_words
 from launcher.sweep.folder import Sweep
-from launcher.sweep.measures import default_metric
+from launcher.sweep.measures import LOSS, default_metric
 from launcher.sweep.plan import Planned, plan_one
 from launcher.sweep.record import Job
 from launcher.sweep.settle import settle
 from launcher.sweep.space import Dimension, Value, dimensions_of, with_values
-from launcher.sweep.start import asked_of, opened
+from launcher.sweep.start import asked_of, gone_again, is_still_to_be_made, opened
 
 _MOST_IN_VAIN = 50  # choices in a row that are on record already, or cannot be composed
 
@@ -39,8 +41,10 @@ def start_search(composer: Composer, arguments: Sequence[str]) -> int:
         ConfigErrors: nothing to search, optuna is not installed, a choice cannot run, or the folder is not usable.
     """
     space, first = _checked(composer)
+    is_new = is_still_to_be_made(first.asked)
     sweep = opened(asked_of(composer, first, arguments), first.asked, [])
-    return _search(composer, sweep, space, first)
+    with gone_again(sweep) if is_new else nullcontext():
+        return _search(composer, sweep, space, first)
 
 
 def resume_search(sweep: Sweep, plugins: Sequence[str], max_parallel: int | None) -> int:
@@ -67,7 +71,8 @@ def resume_search(sweep: Sweep, plugins: Sequence[str], max_parallel: int | None
 def _search(composer: Composer, sweep: Sweep, space: Sequence[Dimension], first: Planned) -> int:
     with folder.locked(sweep):
         settle(sweep)
-        feed = Search(composer, sweep, space, first.asked.max_parallel, first.asked.trials)
+        guard = Guard(first.asked.refuse_oom)
+        feed = Search(composer, sweep, space, first.asked.max_parallel, first.asked.trials, guard)
         say(f"sweep folder: {short(sweep.path)}\n{feed.describe()}", sys.stdout)
         return drive(sweep, backend_of(sweep, first.config.plugins, first.asked.max_parallel), feed)
 
@@ -76,7 +81,13 @@ class Search:
     """The feed of a search (``drive.Feed``)."""
 
     def __init__(
-        self, composer: Composer, sweep: Sweep, space: Sequence[Dimension], max_parallel: int, trials: int
+        self,
+        composer: Composer,
+        sweep: Sweep,
+        space: Sequence[Dimension],
+        max_parallel: int,
+        trials: int,
+        guard: Guard,
     ) -> None:
         jobs, asked = sweep.jobs(), sweep.asked
         self._composer, self._sweep, self._space = composer, sweep, list(space)
@@ -85,7 +96,10 @@ class Search:
         self._again = [job for job in jobs if job.state in states.MISSING]
         self._trial_of: dict[int, int] = {}
         self._planned: dict[tuple[Value, ...], tuple[Planned | None, list[Problem]]] = {}
+        self._guard = guard
         self._is_over = False
+        ended = [job.end for job in jobs if job.end is not None]
+        self._columns: dict[str, float] = {name: value for end in ended for name, value in end.measures.items()}
         self._chooser: Any = import_module("launcher.sweep.optuna_search").Chooser(
             space,
             sampler=asked.sampler,
@@ -111,7 +125,7 @@ class Search:
         self._by_hash[job.content_hash] = job
         value = self._value(job)
         self._chooser.tell(self._trial_of.pop(job.number), value)
-        if value is None and job.state == states.DONE and not self._is_over:
+        if value is None and job.state == states.DONE and not (self._is_over or self._has_diverged(job)):
             say("the search ends: a job is done and has nothing to be compared by")
             self._is_over = True
 
@@ -132,6 +146,8 @@ class Search:
                 self._chooser.tell(trial, None)
             elif (known := self._by_hash.get(planned.content_hash)) is not None:
                 self._chooser.tell(trial, self._value(known))
+            elif self._cannot_fit(planned, values):
+                self._chooser.tell(trial, None)
             else:
                 job = self._sweep.add(planned, 1 + max((job.number for job in self._by_hash.values()), default=-1))
                 self._by_hash[job.content_hash] = job
@@ -140,6 +156,15 @@ class Search:
         say(f"the search ends: its last {_MOST_IN_VAIN} choices were on record already, or cannot run")
         self._is_over = True
         return None
+
+    def _cannot_fit(self, planned: Planned, values: Mapping[str, Value]) -> bool:
+        """Whether it is passed over because of its memory (``sweep.refuse_oom``); told either way."""
+        fit = self._guard.fit_of(planned.config)
+        if fit is None or fit.does:
+            return False
+        verb = "passed over" if self._guard.refuses else "does not fit by its plan"
+        say(f"{verb}: {_words(values)}: {in_words(fit)}")
+        return self._guard.refuses
 
     def _plan(self, values: Mapping[str, Value]) -> tuple[Planned | None, list[Problem]]:
         key = tuple(values.values())
@@ -150,7 +175,18 @@ class Search:
     def _value(self, job: Job) -> float | None:
         if job.state != states.DONE or job.end is None:
             return None
-        return job.end.measures.get(self._sweep.asked.metric or default_metric(job.end.measures))
+        return job.end.measures.get(self._sweep.asked.metric or self._usual_metric(job.end.measures))
+
+    def _usual_metric(self, measures: Mapping[str, float]) -> str:
+        """One column for the whole search: a job whose evaluation gave no number is not compared by another one."""
+        self._columns.update(measures)
+        return default_metric(self._columns)
+
+    def _has_diverged(self, job: Job) -> bool:
+        """Its metric is no number in this job, as other jobs or its own steps show: a choice that gave nothing."""
+        assert job.end is not None
+        metric = self._sweep.asked.metric or default_metric(self._columns)
+        return metric in self._columns or ("steps" in job.end.measures and LOSS not in job.end.measures)
 
 
 def plan_with(

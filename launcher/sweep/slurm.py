@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher import provenance, run_folder
+from launcher.announce import say
 from launcher.errors import ConfigErrors
 from launcher.slurm import client
 from launcher.slurm.client import SlurmError
@@ -29,6 +30,7 @@ from launcher.sweep.record import End, Job
 from launcher.sweep.stored import request_of, stored_config
 
 NAME = "slurm"
+_ENDING_POLL_S = 1.0
 
 
 @dataclass
@@ -89,7 +91,11 @@ class SlurmBackend(Backend):
         return events
 
     def stop(self, signum: int) -> None:
-        client.cancel({job.slurm_id for job in self._open.values() if job.slurm_id is not None})
+        ids = {job.slurm_id for job in self._open.values() if job.slurm_id is not None}
+        try:
+            client.cancel(ids)
+        except SlurmError as error:
+            say(f"SLURM does not answer, the jobs go on: {error}\nagain: Ctrl-C, or scancel {' '.join(sorted(ids))}")
 
     def _prepared(self, job: Job, code: Path) -> Prepared:
         config = stored_config(job, self.plugins)
@@ -124,6 +130,26 @@ def settle(sweep: Sweep, jobs: Sequence[Job]) -> None:
         raise ConfigErrors([refusal(str(problem))]) from None
 
 
+def cancel(jobs: Sequence[Job], wait_s: float) -> list[Job]:
+    """Cancels submitted jobs and writes down how each ended; a later start must not meet one that still saves.
+
+    Returns those that had not ended after ``wait_s``. Raises SlurmError.
+    """
+    left = list(jobs)
+    client.cancel({job.slurm_id for job in left if job.slurm_id is not None})
+    deadline = time.monotonic() + wait_s
+    while left:
+        over = {job.number: state for job, state in asked(left) if state.is_over}
+        for job in left:
+            if job.number in over:
+                record_end(job, over[job.number])
+        left = [job for job in left if job.number not in over]
+        if not left or time.monotonic() >= deadline:
+            break
+        time.sleep(_ENDING_POLL_S)
+    return left
+
+
 def asked(jobs: Sequence[Job]) -> list[tuple[Job, JobState]]:
     """Those that were submitted, and what has become of them. Raises SlurmError if SLURM does not answer."""
     submitted = [job for job in jobs if job.slurm_id is not None]
@@ -151,10 +177,8 @@ def _asked(jobs: Sequence[Job]) -> list[tuple[Job, JobState]]:
 
 
 def _is_ours(sweep: Sweep, script: Path, job: str, noted: set[str | None]) -> bool:
-    return script.is_relative_to(sweep.path) and job not in noted
+    return script.resolve().is_relative_to(sweep.path.resolve()) and job not in noted
 
 
 def _reread(job: Job) -> Job:
-    found = record.read(job.folder)
-    assert found is not None
-    return found
+    return record.reread(job.folder)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from launcher.announce import say, short
 from launcher.compose import Composer
-from launcher.errors import ConfigErrors, Problem
+from launcher.errors import EXIT_DOES_NOT_FIT, ConfigErrors, Problem
 from launcher.provenance import hide_override
 from launcher.schema import Config, SweepConfig
-from launcher.sweep import folder, states, table
+from launcher.sweep import fitting, folder, states, table
 from launcher.sweep.chosen import backend_of
 from launcher.sweep.drive import Listed, command, drive, exit_code
 from launcher.sweep.folder import Asked, Sweep
@@ -23,15 +25,20 @@ from launcher.sweep.settle import settle
 
 
 def start_grid(composer: Composer, planned: Sequence[Planned], arguments: Sequence[str]) -> int:
-    """Runs every planned job that is not on record as done; returns the exit code.
+    """Runs every planned job that is not on record as done; returns the exit code: that of a plan that does not fit,
+    with nothing made or started, where ``sweep.refuse_oom`` is true and a job cannot fit.
 
     Raises:
         ConfigErrors: the folder is another sweep's, is in use, or cannot be made.
     """
     unique = _without_doubles(planned)
-    sweep = opened(asked_of(composer, planned[0], arguments), planned[0].asked, unique)
+    given = planned[0].asked
+    if not fitting.may_start(_not_done(given, unique), given.refuse_oom):
+        return EXIT_DOES_NOT_FIT
+    is_new = is_still_to_be_made(given)
+    sweep = opened(asked_of(composer, planned[0], arguments), given, unique)
     plugins = planned[0].config.plugins
-    with folder.locked(sweep):
+    with folder.locked(sweep), gone_again(sweep) if is_new else nullcontext():
         settle(sweep)
         known = {job.content_hash: job for job in sweep.jobs()}
         number = max((job.number for job in known.values()), default=-1) + 1
@@ -49,8 +56,23 @@ def start_grid(composer: Composer, planned: Sequence[Planned], arguments: Sequen
         if not jobs:
             write_results(sweep)
             return exit_code(sweep.jobs())
-        given = planned[0].asked
         return run_jobs(sweep, jobs, plugins, waits=given.wait, max_parallel=given.max_parallel)
+
+
+def is_still_to_be_made(given: SweepConfig) -> bool:
+    """Raises ConfigErrors as ``folder.find`` does."""
+    return given.dir is None or folder.find(folder.named(given.dir)) is None
+
+
+@contextmanager
+def gone_again(sweep: Sweep) -> Iterator[None]:
+    """A folder that was made for a sweep of which SLURM takes no job: the same sweep.dir serves the next try."""
+    try:
+        yield
+    except ConfigErrors:
+        if all(job.state == states.PENDING for job in sweep.jobs()):
+            shutil.rmtree(sweep.path, ignore_errors=True)
+        raise
 
 
 def run_jobs(
@@ -118,6 +140,13 @@ def asked_of(composer: Composer, first: Planned, arguments: Sequence[str]) -> As
         sampler=given.sampler if is_search else "",
         sampler_seed=given.sampler_seed if is_search else 0,
     )
+
+
+def _not_done(given: SweepConfig, jobs: Sequence[Planned]) -> list[Planned]:
+    """Without those that ``sweep.dir`` has on record as ended in a way that this command does not run again."""
+    sweep = None if given.dir is None else folder.find(folder.named(given.dir))
+    known = {} if sweep is None else {job.content_hash: job.state for job in sweep.jobs()}
+    return [job for job in jobs if known.get(job.content_hash, states.PENDING) in (*states.MISSING, states.RUNNING)]
 
 
 def _digests(config: Config) -> dict[str, str]:

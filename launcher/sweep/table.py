@@ -12,7 +12,16 @@ from launcher.sweep.record import Job
 from recipes.amounts import memory
 
 # Columns in which a table for people shows its jobs; results.csv has all that was measured.
-_SHOWN = ("step_s", "units_per_s", "memory_bytes", "sent_bytes")
+_SHOWN = (
+    "step_s",
+    "step_over_plan",
+    "units_per_s",
+    "memory_bytes",
+    "plan_memory_bytes",
+    "memory_over_plan",
+    "sent_bytes",
+)
+LONGEST_ERROR = 100  # characters in a table
 _FIRST = (LOSS, f"best_{LOSS}", HELD_OUT, f"best_{HELD_OUT}")
 
 
@@ -69,7 +78,7 @@ def rows(results: Results) -> list[list[str]]:
         table.append(
             [
                 str(job.number),
-                *(job.swept.get(key, "") for key in results.swept),
+                *(one_line(job.swept.get(key, "")) for key in results.swept),
                 job.state,
                 *("" if value is None else readable(name, value) for name, value in zip(shown, values, strict=True)),
                 _time(results, job),
@@ -101,13 +110,18 @@ def counts(jobs: Sequence[Job]) -> str:
     return ", ".join(f"{number} {state}" for state, number in found.items() if number)
 
 
+def one_line(text: str) -> str:
+    """For a cell of a table and for a terminal: no line breaks, nothing that steers a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def error_line(job: Job) -> str:
     """What a failed job said, or why another one waits."""
     if job.end is None or not job.end.error:
         return job.note if job.end is None else ""
     rank = "" if job.end.rank is None else f"rank {job.end.rank}: "
-    line = " ".join(job.end.error.split())
-    return rank + (line if len(line) <= 100 else f"{line[:97]}...")
+    line = one_line(" ".join(job.end.error.split()))
+    return rank + (line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 3]}...")
 
 
 def title(column: str) -> str:
@@ -116,6 +130,9 @@ def title(column: str) -> str:
         "units_per_s": "units/s",
         "memory_bytes": "peak memory",
         "sent_bytes": "sent by rank 0",
+        "step_over_plan": "step/plan",
+        "plan_memory_bytes": "planned memory",
+        "memory_over_plan": "memory/plan",
     }.get(column, column.replace("_", " "))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from recipes.checkpoint import fit, folder, restore
 from recipes.checkpoint.agreement import longest, raise_together, together
 from recipes.checkpoint.disk import Disk
-from recipes.checkpoint.errors import CheckpointError, Superseded
+from recipes.checkpoint.errors import CheckpointError, Superseded, Unsaved
 from recipes.checkpoint.fence import Fence
 from recipes.checkpoint.manifest import Manifest
 from recipes.checkpoint.parts import State, own_share, state_of
@@ -73,6 +73,7 @@ class Checkpointer:
     ) -> None:
         self.root = Path(root)
         self.last_save_s: float | None = None  # of the last complete save, from its beginning to the rename
+        self.saved_step: int | None = None  # of the last complete save
         self._trainee, self._ranks, self._config, self._say = trainee, ranks, config, say
         self._config_tree = plain(config_tree, "the config")
         self._disk = disk or Disk()
@@ -93,7 +94,7 @@ class Checkpointer:
         last save of a run.
 
         Raises:
-            CheckpointError: this save or the one before it failed (``checkpoint.on_error=stop``), on all ranks alike.
+            Unsaved: this save or the one before it failed (``checkpoint.on_error=stop``), on all ranks alike.
             The model and earlier checkpoints are untouched. Superseded: a later attempt of the run has taken over.
         """
         self.wait()
@@ -110,7 +111,7 @@ class Checkpointer:
         if error is None:
             return
         if must_succeed or self._config.on_error == "stop" or isinstance(error, Superseded):
-            raise error
+            raise error if isinstance(error, Superseded) else Unsaved(str(error))
         if self._ranks.is_main:
             self._say(f"checkpoint not saved, training goes on (checkpoint.on_error=continue): {error}")
 
@@ -206,6 +207,9 @@ class Checkpointer:
             error = self._agree_on(save)
         if error is None:
             self.last_save_s = longest(self._ranks, save.seconds)
+            self.saved_step = save.draft.step
+            if save.unremoved is not None:  # on rank 0
+                self._say(f"checkpoint of step {save.draft.step} saved; an old one stays: {save.unremoved}")
         elif self._ranks.is_main:
             self._disk.remove(save.partial)
         return error

@@ -63,7 +63,11 @@ class Disk:
         self.sync_folder(new.parent)
 
     def remove(self, path: Path) -> None:
-        """A folder with all in it; one that is gone is no error."""
+        """A folder with all in it; one that is gone is no error. Of a link the link alone: what it leads to belongs to
+        whoever moved it there."""
+        if path.is_symlink():
+            path.unlink()
+            return
         shutil.rmtree(path, ignore_errors=True)
         if path.exists():
             shutil.rmtree(path)  # says what is in the way

@@ -11,5 +11,9 @@ class DamagedCheckpoint(CheckpointError):
     """The checkpoint itself is incomplete or not what was written; an earlier one may be whole."""
 
 
+class Unsaved(CheckpointError):
+    """A run under way could not save; what it saved before is untouched."""
+
+
 class Superseded(CheckpointError):
     """A newer attempt of this run has taken the folder over; this one must not save any more."""

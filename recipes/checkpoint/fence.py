@@ -51,13 +51,7 @@ class Fence:
             yield
 
     def _holder(self) -> tuple[int, str] | None:
-        try:
-            facts = json.loads((self.root / _FILE).read_text())
-            return int(facts["attempt"]), str(facts["token"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            return None  # cut by a dying machine: the next claim writes it anew
+        return _holder(self.root)
 
     def _superseded(self, holder: int) -> Superseded:
         return Superseded(
@@ -73,3 +67,22 @@ class Fence:
             except OSError:
                 pass  # a file system without locks
             yield
+
+
+def latest_attempt(root: Path) -> int:
+    """Number of the attempt that has this ``checkpoints`` folder; 0 where none has, or none can be told."""
+    try:
+        holder = _holder(root)
+    except OSError:
+        holder = None  # the attempt itself will say what is wrong with the folder
+    return 0 if holder is None else holder[0]
+
+
+def _holder(root: Path) -> tuple[int, str] | None:
+    try:
+        facts = json.loads((root / _FILE).read_text())
+        return int(facts["attempt"]), str(facts["token"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return None  # cut by a dying machine: the next claim writes it anew

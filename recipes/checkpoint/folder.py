@@ -93,6 +93,11 @@ def newest_complete(root: Path) -> Found | None:
     return next(reversed(complete_checkpoints(root)), None)
 
 
+def is_named_otherwise(path: Path) -> bool:
+    """Whether a folder without a checkpoint's name holds one, whole or not: a copy that somebody called ``best``."""
+    return step_of(path) is None and ((path / MANIFEST).exists() or (path / COMPLETE).exists())
+
+
 def is_complete(path: Path) -> bool:
     """Whether the marker is there and fits the manifest; the tensors' files are ``CheckpointReader.verify``'s part."""
     try:
@@ -128,6 +133,12 @@ def look_at(path: Path) -> Found:
         raise DamagedCheckpoint(
             f"{path / MANIFEST}: {size} bytes with checksum {expected} were written, {len(manifest)} bytes with "
             f"{checksum(manifest)} are there; the file was changed or cut"
+        )
+    named = step_of(path)
+    if named is not None and named != step:
+        raise DamagedCheckpoint(
+            f"{path}: holds step {step}, and is named as step {named}: it was renamed or copied under another name; "
+            f"expected {final_name(int(step))}"
         )
     return Found(int(step), path, loss)
 

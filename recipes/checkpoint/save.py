@@ -50,6 +50,7 @@ class Save:
     seconds: float = 0.0
     error: CheckpointError | None = None
     bug: BaseException | None = None
+    unremoved: str | None = None  # the save is complete; what could not be cleared away after it, and why
     written: threading.Event = field(default_factory=threading.Event)
     abandoned: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -105,13 +106,22 @@ class Save:
             with self.fence.held():
                 self._take_name()
             self.seconds = time.perf_counter() - self.started
-            self.after()
         except OSError as error:
             self.error = _unwritten(self.partial, error)
         except CheckpointError as error:
             self.error = error
         except ValueError as error:
             self.error = CheckpointError(f"step {self.draft.step} was not saved: {error}")
+        if self.error is None:
+            self._clear_away()
+
+    def _clear_away(self) -> None:
+        """What the new checkpoint makes superfluous. It is complete, whatever happens here."""
+        try:
+            self.disk.remove(self.root / folder.replaced_name(folder.final_name(self.draft.step)))
+            self.after()
+        except OSError as error:
+            self.unremoved = f"{error.filename or self.root}: cannot be removed: {error.strerror or error}"
 
     def _manifest(self) -> Manifest:
         reports = [json.loads((self.partial / _report_name(rank)).read_bytes()) for rank in range(self.world_size)]
@@ -135,7 +145,6 @@ class Save:
         if final.exists():
             self.disk.rename(final, replaced)
         self.disk.rename(self.partial, final)
-        self.disk.remove(replaced)
 
 
 def _report_name(rank: int) -> str:

@@ -42,11 +42,13 @@ def strict(value: Value) -> Value:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """All complete lines; a last line cut short by a killed process is left out."""
+    """All complete lines; a line that is none of ours, as one cut short by a killed process, is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except ValueError:
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
     return lines

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from recipes.loggers.base import FROM_THE_BEGINNING, Logger, Start, Value
+from recipes.plan.compared import markdown_of
 
 
 class TensorboardLogger(Logger):
@@ -32,6 +33,9 @@ class TensorboardLogger(Logger):
         self._writer.flush()
 
     def close(self, summary: Mapping[str, object] | None) -> None:
+        plan = (summary or {}).get("plan")
+        if isinstance(plan, Mapping):
+            self._writer.add_text("plan", markdown_of(plan))
         self._writer.close()
 
 

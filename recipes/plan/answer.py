@@ -31,7 +31,7 @@ class Answer:
 
 def answer(config: RecipeConfig, world_size: int, ranks_per_host: int) -> Answer:
     """Raises UnknownSize: only the data can tell a size that the model needs."""
-    machine = machine_of(config.hardware, ranks_per_host)
+    machine = machine_of(config.hardware, ranks_per_host, world_size)
     prediction = predict(config, recordings.of(config, world_size, ranks_per_host), machine)
     return Answer(text_of(prediction.plan), prediction.plan, prediction)
 

@@ -44,7 +44,7 @@ def plan(config: RecipeConfig, world_size: int, local_world_size: int, hardware:
     Raises:
         ValueError: the profile knows too little. UnknownSize: only the data can tell a size.
     """
-    machine = machine_of(hardware or config.hardware, local_world_size)
+    machine = machine_of(hardware or config.hardware, local_world_size, world_size)
     return predict(config, record_run(config, world_size, local_world_size), machine).plan
 
 

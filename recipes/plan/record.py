@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from fsdp_core.describe import ModelReport
+from fsdp_core.held_bytes import HeldBytes, held_bytes
 from fsdp_core.simulate.recording import Recorder
 from fsdp_core.simulate.tape import Mark, Tape
 from recipes.build import build_trainee
@@ -29,7 +31,7 @@ class RecordedRun:
     """tape: of ``STEPS`` steps, with a mark ``step`` before each; shards are what it begins with.
 
     gradients: blocks that reduced gradients lie in. num_parameters: of the whole model.
-    last_step: the entry where the last step begins.
+    last_step: the entry where the last step begins. held: the engine's own ledger after the last step.
     unit, units_per_sample: what throughput counts, tokens or samples.
     """
 
@@ -39,23 +41,30 @@ class RecordedRun:
     gradients: frozenset[int]
     num_parameters: int
     last_step: int
+    held: HeldBytes
     world_size: int
     local_world_size: int
     unit: str
     units_per_sample: float
 
 
+class GivenUp(Exception):
+    """Nobody wants the recording any more; the message says why."""
+
+
 class _MarkingClock(StepClock):
     """Phases of a step become marks on the tape."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, why_not: Callable[[], str]) -> None:
+        self._recorder, self._why_not = recorder, why_not
 
     def start(self) -> None:
         self._recorder.mark("step")
 
     def mark(self, phase: str) -> None:
         self._recorder.mark("phase", phase=phase)
+        if why := self._why_not():
+            raise GivenUp(why)
 
     def finish(self) -> StepTimes:
         return _NoTimes()
@@ -75,16 +84,30 @@ def _paper_world(recorder: Recorder, world_size: int) -> PaperWorld:
 
 
 def record_run(
-    config: RecipeConfig, world_size: int, local_world_size: int, steps: int = STEPS, is_inline: bool = False
+    config: RecipeConfig,
+    world_size: int,
+    local_world_size: int,
+    steps: int = STEPS,
+    is_inline: bool | None = None,
+    shares_memory: bool | None = None,
+    info: DataInfo | None = None,
+    why_not: Callable[[], str] = str,
 ) -> RecordedRun:
     """One rank of ``world_size``, with hosts of ``local_world_size``; rank 0, and all ranks do the same.
 
-    is_inline: on devices that compute as CPUs do, without streams that lag behind the host.
+    is_inline: on devices that compute as CPUs do, without streams that lag behind the host; None: as the config's
+        hardware does.
+    shares_memory: hosts have the wire of shared memory; None: where they compute as CPUs do and no other is asked for.
+    info: the data's facts, where it has been read; None: what the config says of them.
+    why_not: asked after each forward and backward; a text gives the recording up.
 
     Raises:
-        UnknownSize: only the data can tell a size that the model needs.
+        UnknownSize: only the data can tell a size that the model needs. GivenUp: ``why_not`` said so.
     """
-    info = expected_info(config)
+    info = expected_info(config) if info is None else info
+    is_inline = config.hardware.device == "cpu" if is_inline is None else is_inline
+    if shares_memory is None:
+        shares_memory = is_inline and config.sharding.wire in ("auto", "shared_memory")
     device = torch.device("meta")
     context = RankContext(
         rank=0,
@@ -101,15 +124,17 @@ def record_run(
     batch = sample_batch(info, micro_batch(config.train, world_size))
     micro_batches = [batch] * num_micro_batches(config.train, world_size)
     with Recorder() as recorder, stand_in(_paper_world(recorder, world_size)):
-        built = build_trainee(config, context, ranks, info, process_group=recorder.ranks(0, world_size, is_inline))
+        paper = recorder.ranks(0, world_size, is_inline, shares_memory)
+        built = build_trainee(config, context, ranks, info, process_group=paper)
         recorder.follow(built.trainee.model)
         recorder.begin_tape()  # not before: on the meta device the whole model was there for a moment
-        clock = _MarkingClock(recorder)
+        clock = _MarkingClock(recorder, why_not)
         for _ in range(steps):
             clock.start()
             train_step(built.trainee, micro_batches, 1e-3, clock)
         tape = recorder.end_tape()
         gradients = recorder.gradient_blocks(built.trainee.model)
+        held = held_bytes(built.trainee.model)
     begins = [index for index, entry in enumerate(tape.entries) if isinstance(entry, Mark) and entry.kind == "step"]
     task = built.trainee.task
     return RecordedRun(
@@ -119,6 +144,7 @@ def record_run(
         gradients=gradients,
         num_parameters=built.num_parameters,
         last_step=begins[-1],
+        held=held,
         world_size=world_size,
         local_world_size=local_world_size,
         unit=task.throughput_unit,

@@ -8,7 +8,8 @@ import json
 from recipes.plan.record import RecordedRun, record_run
 from recipes.schema import RecipeConfig
 
-_UNSEEN = ("run", "scheduler", "logger", "checkpoint", "hardware")  # sections that leave the tape as it is
+# Sections that leave the tape as it is.
+_UNSEEN = ("run", "scheduler", "logger", "checkpoint", "hardware", "export", "generate", "calibrate")
 _UNSEEN_TRAIN = ("steps", "log_every", "eval_every", "eval_samples", "early_stop", "profile_steps", "trace")
 
 
@@ -35,4 +36,5 @@ def key_of(config: RecipeConfig, world_size: int, ranks_per_host: int) -> str:
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in names}
     for name in _UNSEEN_TRAIN:
         del sections["train"][name]
-    return json.dumps([sections, world_size, ranks_per_host], sort_keys=True, default=str)
+    is_inline = config.hardware.device == "cpu"
+    return json.dumps([sections, world_size, ranks_per_host, is_inline], sort_keys=True, default=str)

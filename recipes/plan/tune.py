@@ -139,7 +139,7 @@ class Search:
 
 def planner_for(config: RecipeConfig, world_size: int, ranks_per_host: int) -> Planner:
     """Plans on the config's own hardware."""
-    machine, recordings = machine_of(config.hardware, ranks_per_host), Recordings()
+    machine, recordings = machine_of(config.hardware, ranks_per_host, world_size), Recordings()
     return lambda changed: predict(changed, recordings.of(changed, world_size, ranks_per_host), machine).plan
 
 

@@ -69,6 +69,7 @@ def export(checkpoint: Path, model: ModelConfig, info: DataInfo | None, options:
     """
     assert options.dir is not None
     out, reader, family = expanded(options.dir).absolute(), CheckpointReader(checkpoint), family_of(model)
+    reader.verify()
     leaving = _leaving(reader, family, options.dtype)
     total = sum(tensor.num_bytes for tensor in leaving)
     with _new_folder(out, total + _ROOM_BYTES) as folder:

@@ -21,6 +21,17 @@ class ExportConfig:
 
 
 @dataclass
+class CalibrateConfig:
+    """``action=calibrate``: this machine as a hardware profile."""
+
+    name: str = described("measured", "name of the profile, as hardware=NAME takes it")
+    dir: str | None = described(
+        None, "folder of presets (--config-dir) that gets hardware/NAME.yaml; null: configs/ in the run folder"
+    )
+    seconds: float = described(20.0, "what measuring may take, about", above=0, at_most=3600)
+
+
+@dataclass
 class GenerateConfig:
     """``action=generate``: text from a checkpoint."""
 

@@ -20,9 +20,17 @@ NEEDED_TO_PLAN = (
 """What a hardware profile must know for a plan; everything else has a default."""
 
 
-def unknown_to_plan(hardware: HardwareConfig) -> list[str]:
-    """Keys of the profile that a plan needs and that are null."""
-    return [f"hardware.{name}" for name in NEEDED_TO_PLAN if getattr(hardware, name) is None]
+def unknown_to_plan(hardware: HardwareConfig, world_size: int | None = None, ranks_per_host: int = 1) -> list[str]:
+    """Keys of the profile that a plan needs and that are null.
+
+    world_size, ranks_per_host: what the plan is of; links that no rank of it uses need not be known. None: all are.
+    """
+    unused = set()
+    if world_size is not None and world_size <= ranks_per_host:
+        unused.add("cross_host_bytes_per_s")
+    if world_size is not None and ranks_per_host == 1:
+        unused.add("intra_host_bytes_per_s")
+    return [f"hardware.{name}" for name in NEEDED_TO_PLAN if getattr(hardware, name) is None and name not in unused]
 
 
 def sharding_factor(sharding: ShardingConfig, world_size: int, ranks_per_host: int) -> int:

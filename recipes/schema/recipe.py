@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipes.schema.actions import ExportConfig, GenerateConfig
+from recipes.schema.actions import CalibrateConfig, ExportConfig, GenerateConfig
 from recipes.schema.data import DataConfig
 from recipes.schema.engine import PrecisionConfig, RateLimiterConfig, ShardingConfig
 from recipes.schema.fields import described
@@ -37,4 +37,5 @@ class RecipeConfig:
     checkpoint: CheckpointConfig = described(CheckpointConfig, "saving and resuming")
     hardware: HardwareConfig = described(HardwareConfig, "profile for MFU and planning")
     export: ExportConfig = described(ExportConfig, "a checkpoint as a Hugging Face folder")
+    calibrate: CalibrateConfig = described(CalibrateConfig, "this machine as a hardware profile")
     generate: GenerateConfig = described(GenerateConfig, "text from a checkpoint")

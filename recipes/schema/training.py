@@ -179,6 +179,7 @@ class HardwareConfig:
     """What the accelerator can do; null where unknown (MFU is then null)."""
 
     name: str = described("unknown", "name of the profile")
+    device: str | None = described(None, "what it describes; null: whatever a run finds", choices=("cuda", "cpu"))
     peak_flops_float32: float | None = described(None, "FLOP/s of one device in float32", above=0)
     peak_flops_bfloat16: float | None = described(None, "FLOP/s of one device in bfloat16, dense", above=0)
     peak_flops_float16: float | None = described(None, "FLOP/s of one device in float16, dense", above=0)
@@ -228,3 +229,6 @@ class RunConfig:
         False, "only deterministic kernels (may be slower; an operation without one is an error)"
     )
     log_level: str = described("info", "least level in the logs", choices=("debug", "info", "warning", "error"))
+    plan: bool = described(
+        True, "plan the run when it is over and compare: step time, memory, bytes (plan.json, docs/plan.md)"
+    )

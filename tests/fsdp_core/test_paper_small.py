@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # the benchmarks are scripts beside their package
 try:
     import paper_small
-    from paper_runs import ledger
+    from paper_runs import ledger, page
     from paper_runs.answer import Answer, Chart, Table, draw, median_ratio
     from paper_runs.namespaces import Sent
     from paper_runs.ranks import Ranks
@@ -63,6 +63,29 @@ def test_an_answer_in_words(tmp_path: Path) -> None:
     ]
     draw(chart, tmp_path / "c.png")
     assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_the_page_shows_the_newest_results() -> None:
+    text = paper_small.PAGE.read_text()
+    assert text == page.with_results(text, paper_small.RESULTS, "../benchmarks/results"), (
+        "run: python benchmarks/paper_small.py --page"
+    )
+    for name in paper_small.EXPERIMENTS:
+        assert f"<!-- {name} -->" in text
+
+
+def test_a_part_of_the_page(tmp_path: Path) -> None:
+    facts = {"date": "2026-01-02T00:00:00", "processor": "P", "load_at_start": 3.0}
+    for day in ("2026-01-01", "2026-01-02"):
+        (tmp_path / f"{day}-paper-a.json").write_text(json.dumps({"conditions": facts}))
+        (tmp_path / f"{day}-paper-a.md").write_text(f"# a\n\n**Conditions.** {day}.\n\n### T\n\n| x |\n|---|\n| 1 |\n")
+    found = page.with_results("Before.\n<!-- a -->\nold\n<!-- /a -->\nAfter.\n", tmp_path, "there")
+    assert found.splitlines() == [
+        *("Before.", "<!-- a -->"),
+        "[2026-01-02](there/2026-01-02-paper-a.md), P. Other work ran beside it (load 3.0 at the start): take times"
+        " with care. 2026-01-02.",
+        *("", "**T**", "", "| x |", "|---|", "| 1 |", "<!-- /a -->", "After."),
+    ]
 
 
 def smoke(out: Path, *names: str) -> dict[str, Any]:

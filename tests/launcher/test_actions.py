@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import compose
+from launcher.actions.export import signals_unwind
 from launcher.checked import checked
 from launcher.resolved import to_tree
 from recipes.checkpoint.checksum import checksum
@@ -203,3 +205,22 @@ def test_every_field_of_a_manifest_is_told_or_left_out_on_purpose() -> None:
     told = {"step", "world_size", "attempt", "tensors", "files", "config", "eval_loss"}
     inner = {"optimizers", "shared", "per_rank", "extra", "version"}  # of interest to loading only
     assert {field.name for field in dataclasses.fields(Manifest)} == told | inner
+
+
+def test_a_newer_checkpoint_that_is_incomplete_is_told(command: Command, tmp_path: Path) -> None:
+    newest = checkpoint(tmp_path / "run", "model=gpt_tiny")
+    incomplete(newest.rename(newest.with_name("step_99999999")))
+    checkpoint(tmp_path / "run", "model=gpt_tiny")
+    said = command("action=inspect", "run.dir=run")
+    assert said.code == 0
+    assert "checkpoint passed over: " in said.err and "step_99999999" in said.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_unwinds_an_export(signum: signal.Signals) -> None:
+    """The half-written folder is cleared away by a ``finally``, which the default action would not run."""
+    before = signal.getsignal(signum)
+    with pytest.raises(SystemExit) as stop, signals_unwind():
+        signal.raise_signal(signum)
+    assert stop.value.code == 128 + signum
+    assert signal.getsignal(signum) is before

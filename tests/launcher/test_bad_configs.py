@@ -162,6 +162,8 @@ SLURM = {
         ["cluster.partition=a100"],
         ["only SLURM reads this", "cluster is local", "cluster=slurm"],
     ),
+    "time limit in words on SLURM": (["cluster=slurm", "cluster.time_limit=soon"], ["soon", "24:00:00"]),
+    "run folder of two lines on SLURM": (["cluster=slurm", "run.dir='a\nb'"], ["cannot hold a line break"]),
     "script of a local run": (["action=print_script"], ["only cluster=slurm has a script"]),
     "evaluating on SLURM": (["cluster=slurm", "action=tune"], ["cluster=slurm submits training"]),
     "unknown option of sbatch": (
@@ -191,7 +193,7 @@ SLURM = {
     "empty partition": (["cluster=slurm", "cluster.partition=''"], ["cluster.partition: there is nothing in it"]),
 }
 LATER = {
-    "calibrate": (["action=calibrate"], ["not available in this version", "print_script"]),
+    "calibrate": (["action=calibrate", "calibrate.name=h200"], ["calibrate.name: a built-in profile has this name"]),
     "plan without a profile": (["action=plan"], ["hardware: this profile does not know", "hardware=a100_80gb"]),
     "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
     "no steps and no minutes": (["checkpoint.every=soon"], ["neither a number of steps nor minutes", "10min"]),
@@ -239,6 +241,7 @@ FIELDS["F without end"] = (["sharding.factor=1e15"], ["F does not divide W = 2",
 FIELDS["heads without end"] = (["model.num_heads=1e15"], ["do not divide the width 128", "model.num_heads=128"])
 FIELDS["run name of two lines"] = (["run.name='a\nb'"], ["line breaks"])
 SHELL["deleted group"] = (["~train"], ["else leave it out"])
+SHELL["umlauts in values of a sweep"] = (["-m", "run.name=é,b"], ["must be quoted", '\'run.name="é","b"\''])
 UNKNOWN["null for a group"] = (["train=null"], ["a group needs a preset, not null"])
 UNKNOWN["group in another place"] = (["model@other=gpt_tiny"], ["@ puts a group into another place"])
 UNKNOWN["hydra itself"] = (["hydra=3"], ["this has no effect"])

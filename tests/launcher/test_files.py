@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.failure import last_lines
 from launcher.files import append_line, read_lines, write_whole
 
 
@@ -24,3 +25,10 @@ def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
         write_whole(path, text)
         assert path.read_text() == text
         assert [one.name for one in tmp_path.iterdir()] == ["attempt"]
+
+
+def test_the_end_of_a_log_is_short_however_long_the_log_or_its_lines_are(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 10_000_000 + b"\xff\n" + b"y" * 5_000 + b"\nthe end\n")
+    first, second, third = last_lines(log, 3)[-10_000:].splitlines()
+    assert (len(first), second, third) == (2_000, "y" * 2_000, "the end")

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -363,9 +364,10 @@ def test_the_cause_comes_before_its_consequences() -> None:
         (MemoryError(), 6, "raised"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 6, "raised"),
         (RuntimeError("[pair.cc:538] Connection closed by peer [127.0.0.1]:2"), 1, "lost_peer"),
+        (RuntimeError("rank 0 waited for rank 1 in vain: its process has died\n  unit: a"), 1, "lost_peer"),
         (SystemExit(0), 1, "raised"),
     ],
-    ids=["value", "memory", "allocator", "lost", "exit"],
+    ids=["value", "memory", "allocator", "lost", "shared memory", "exit"],
 )
 def test_exceptions_as_records(error: BaseException, exit_code: int, kind: str) -> None:
     record = failure.from_exception(4, error, "Traceback")
@@ -439,3 +441,20 @@ def test_a_rank_without_a_launcher_has_nobody_to_tell() -> None:
     writer = StatusWriter.from_environment()
     assert not writer.is_connected
     writer.done()
+
+
+def test_artefacts_are_kept_beside_those_that_are_left_of_earlier_starts(tmp_path: Path) -> None:
+    for seed in range(3):
+        provenance.write(tmp_path, LaunchRequest(f"run: {{seed: {seed}}}"), [])
+    shutil.rmtree(tmp_path / "earlier" / "0")  # somebody made room
+    provenance.write(tmp_path, LaunchRequest("run: {seed: 3}"), [])
+    assert sorted(path.name for path in (tmp_path / "earlier").iterdir()) == ["1", "2"]
+    provenance.write(tmp_path, LaunchRequest("run: {seed: 4}"), [])
+    assert (tmp_path / "earlier" / "3" / "config.yaml").read_text() == "run: {seed: 3}"
+
+
+@pytest.mark.parametrize("left", [["logs"], ["logs", ".lock"], ["logs", ".lock", "earlier", "checkpoints"]])
+def test_a_start_that_was_killed_before_its_config_was_there_can_be_made_again(tmp_path: Path, left: list[str]) -> None:
+    for name in left:
+        (tmp_path / name).touch() if name == ".lock" else (tmp_path / name).mkdir()
+    assert run_folder.open_named(tmp_path) == tmp_path

@@ -273,3 +273,16 @@ def send_when_ready(folder: Path, num_ranks: int, signals: list[signal.Signals])
             threading.Event().wait(0.3)
 
     threading.Thread(target=send, daemon=True).start()
+
+
+def test_one_request_that_comes_twice_is_one(run: Runner, tmp_path: Path) -> None:
+    """``timeout`` signals its child and then the child's group: the launcher hears it twice, and still saves."""
+    send_when_ready(tmp_path, 2, [signal.SIGTERM, signal.SIGTERM])
+    assert run(*[saves(tmp_path, 1.5)] * 2).exit_code == 75
+    assert len(run.said) == 1
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(run: Runner) -> None:
+    outcome = run(f"os.kill(os.getpid(), {signal.SIGRTMIN + 5}); time.sleep(600)", SLEEP)
+    assert outcome.failure is not None
+    assert outcome.failure.what == f"was killed by signal {signal.SIGRTMIN + 5}"

@@ -126,3 +126,15 @@ def test_checking_tells_the_same(command: Command, saved: Path) -> None:
     said = command(*WORDS, f"run.dir={saved}", "action=check", "optimizer.lr=0.5")
     assert said.code == 2
     assert "1 problem" in said.err
+
+
+def test_starting_over_takes_the_metrics_of_a_run_without_checkpoints_along(command: Command, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / "earlier" / "0").mkdir(parents=True)
+    (run_dir / "wandb_id.txt").write_text("abc")
+    launched = command(*WORDS, "checkpoint.resume=never").launched
+    assert launched is not None
+    (told,) = take_back(launched[0], run_dir)
+    assert told.startswith("metrics of an earlier start set aside in ")
+    assert (run_dir / "earlier" / "0" / "wandb_id.txt").read_text() == "abc"
+    assert take_back(launched[0], run_dir) == []

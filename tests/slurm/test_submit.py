@@ -13,7 +13,7 @@ from launcher.checked import checked
 from launcher.compose import compose
 from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
-from launcher.slurm import client, records, submit
+from launcher.slurm import client, records, snapshot, submit
 from launcher.slurm.status import states_of
 from launcher.slurm.submit import Prepared
 
@@ -69,6 +69,30 @@ def test_printing_the_script_makes_nothing(
     assert cli.main(["cluster=slurm", "action=print_script"]) == 0
     assert capsys.readouterr().out.startswith("#!/bin/bash\n#SBATCH --job-name=gpt_tiny\n")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("do", ["status", "collect", "resume", "retry", "cancel"])
+def test_a_file_is_no_folder_of_a_sweep(tmp_path: Path, do: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    for name, says in (("file", "something else than a sweep"), ("file/below", "holds no sweep")):
+        assert cli.main(["action=sweep", f"sweep.dir={tmp_path / name}", f"sweep.do={do}"]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_sweep_that_sbatch_refuses_leaves_nothing(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next try, with another partition, may use the same sweep.dir; a sweep with jobs on record stays."""
+    words = ["-m", "cluster=slurm", "sweep.dir=s"]
+    programs("sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition specified: nowhere' >&2; exit 1\n")
+    for more in ([], ["hydra/sweeper=optuna"]):
+        assert cli.main([*words, *more, "run.seed=1,2", "cluster.partition=nowhere"]) == 2
+        assert not (tmp_path / "s").exists()
+    programs("sbatch", SBATCH.format(folder=tmp_path))
+    assert cli.main([*words, "run.seed=1,2", "cluster.partition=somewhere"]) == 0
+    programs("sbatch", "#!/bin/sh\necho 'sbatch: error: no' >&2; exit 1\n")
+    assert cli.main([*words, "run.seed=3,4", "cluster.partition=somewhere"]) == 2
+    assert (tmp_path / "s" / "sweep.json").exists()
 
 
 REFUSALS = {
@@ -147,6 +171,18 @@ def test_runs_that_ask_for_the_same_share_an_array(programs: Programs, tmp_path:
     assert (tmp_path / "sweep" / "code" / "recipes").is_dir()
 
 
+def test_what_cannot_be_taken_back_is_told(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The controller goes away between the first array and the second."""
+    programs(
+        "sbatch", f"#!/bin/sh\n[ -e {tmp_path}/once ] && {{ echo away >&2; exit 1; }}; touch {tmp_path}/once; echo 7\n"
+    )
+    programs("scancel", "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n")
+    assert cli.main(["-m", "cluster=slurm", "sweep.dir=s", "cluster.nproc_per_node=1,2"]) == 2
+    assert "scancel 7_0" in capsys.readouterr().err
+
+
 def test_states_come_from_squeue_or_sacct_or_the_record(programs: Programs, tmp_path: Path) -> None:
     run_dirs = [tmp_path / f"run_{number}" for number in range(4)]
     for number, run_dir in enumerate(run_dirs):
@@ -170,3 +206,65 @@ def _prepared(run_dir: Path, words: list[str]) -> Prepared:
     run_folder.open_named(run_dir)
     provenance.write(run_dir, LaunchRequest(to_yaml(config)), config.plugins)
     return Prepared(config, run_dir, "gpt_tiny")
+
+
+@pytest.mark.parametrize("line", ['{"event": "ended", "job": "7"}', '{"event": "started"}', '{"event": {}}', "[]"])
+def test_a_damaged_line_of_a_jobs_record_is_passed_over(tmp_path: Path, line: str) -> None:
+    records.add(tmp_path, "submitted", job="7")
+    with (tmp_path / "slurm" / "jobs.jsonl").open("a") as file:
+        file.write(line + "\n")
+    records.add(tmp_path, "started", job="7", restart=1)
+    assert (records.story(tmp_path).job, records.story(tmp_path).restart) == ("7", 1)
+
+
+def test_ctrl_c_while_the_controller_is_away_says_that_the_job_goes_on(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.slurm.start.wait_for", interrupted)
+    programs("scancel", "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n")
+    assert cli.main(["cluster=slurm", "run.dir=mine", "sweep.wait=true"]) == 130
+    assert "the job goes on: Unable to contact" in capsys.readouterr().err
+
+
+def test_lines_about_the_start_are_said_once(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launcher.resuming.lines", lambda config: ["goes on from step 3"])
+    assert cli.main(["cluster=slurm", "run.dir=mine"]) == 0
+    assert capsys.readouterr().err.count("goes on from step 3") == 1
+
+
+def test_a_copy_of_the_code_leaves_links_to_nowhere_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock file of an editor is such a link."""
+    for package in snapshot.PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "a.py").write_text("")
+        (tmp_path / package / "b.py").symlink_to("a.py")
+        (tmp_path / package / "nowhere.py").symlink_to("not/there")
+    monkeypatch.setattr("launcher.__file__", str(tmp_path / "launcher" / "__init__.py"))
+    code = snapshot.take(tmp_path / "code")
+    assert sorted(path.name for path in (code / "recipes").iterdir()) == ["a.py", "b.py"]
+    assert not (code / "recipes" / "b.py").is_symlink()
+
+
+def test_a_sweep_that_is_cancelled_is_waited_for(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that saves for some seconds after scancel is over before anything can start it again; one that reached its
+    end in the meantime is done."""
+    assert cli.main(["-m", "cluster=slurm", "sweep.dir=s", "run.seed=1,2"]) == 0
+    programs("scancel", f"#!/bin/sh\ntouch {tmp_path}/cancelled\n")
+    looks = f"""#!/bin/sh
+    [ -e {tmp_path}/cancelled ] || {{ printf '101_0|RUNNING|None|n1|1:00\\n101_1|RUNNING|None|n1|1:00\\n'; exit; }}
+    echo >>{tmp_path}/looks
+    [ $(wc -l <{tmp_path}/looks) -lt 3 ] && state=COMPLETING || state=CANCELLED
+    printf "101_0|$state|None|n1|1:00\\n101_1|COMPLETED|None|n1|1:00\\n"
+    """
+    programs("squeue", looks)
+    capsys.readouterr()
+    assert cli.main(["action=sweep", "sweep.dir=s", "sweep.do=cancel"]) == 0
+    assert "1 done, 1 cancelled" in capsys.readouterr().out
+    assert len((tmp_path / "looks").read_text().splitlines()) >= 3

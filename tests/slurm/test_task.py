@@ -92,6 +92,19 @@ def test_signals_are_the_ranks(tmp_path: Path) -> None:
     assert end.how == records.SAVED
 
 
+@pytest.mark.parametrize(("whom", "kind"), [("both", "lost_peer"), ("the rank", "vanished")])
+def test_a_rank_that_srun_ended_is_not_to_blame(tmp_path: Path, whom: str, kind: str) -> None:
+    """It was about to tell of the rank that failed before it, and got no word out."""
+    process = start(tmp_path, f"signal.signal(signal.SIGTERM, lambda *_: os._exit(143)); {WAIT}")
+    rank = rank_of(tmp_path)
+    if whom == "both":
+        process.send_signal(signal.SIGTERM)
+    os.kill(rank, signal.SIGTERM)
+    process.communicate(timeout=60)
+    (end,) = records.rank_ends(tmp_path, "1", 0)
+    assert end.failure is not None and end.failure.kind == kind
+
+
 def test_a_rank_does_not_outlive_its_keeper(tmp_path: Path) -> None:
     process = start(tmp_path, WAIT)
     rank = rank_of(tmp_path)

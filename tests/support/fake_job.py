@@ -3,7 +3,8 @@
     python fake_job.py FOLDER
 
 What it does follows from the job's swept values and from variables:
-FAKE_FAIL (job numbers, comma separated) end with exit code 1; FAKE_OOM likewise with 6; FAKE_S: seconds each takes;
+FAKE_FAIL (job numbers, comma separated) end with exit code 1; FAKE_OOM likewise with 6;
+FAKE_NAN: their losses are no numbers; FAKE_S: seconds each takes;
 FAKE_STARTS: a file that gets a line per start, "number environment".
 Its loss is a bowl over ``optimizer.lr`` and ``run.seed``, so that a search has something to find.
 """
@@ -37,14 +38,15 @@ def loss_of(job: Job) -> float:
 
 def train(job: Job) -> None:
     job.run_dir.mkdir(exist_ok=True)
-    final = loss_of(job)
+    final, is_nan = loss_of(job), job.number in numbers("FAKE_NAN")
     memory = (300 + 20 * (job.number % 5)) * 2**20
     with (job.run_dir / "metrics.jsonl").open("w") as file:
         for step in range(1, 41):
             loss = final + 3.0 * math.exp(-step / 8) + 0.05 * math.sin(step * (1 + job.number))
+            loss = None if is_nan else loss  # as JSON has it
             line = {"step": step, "loss": loss, "step_s": 0.01 + 0.002 * (job.number % 7), "peak_rss_bytes": memory}
             file.write(json.dumps(line) + "\n")
-        file.write(json.dumps({"step": 40, "eval_loss": final}) + "\n")
+        file.write(json.dumps({"step": 40, "eval_loss": None if is_nan else final}) + "\n")
 
 
 def stopped(signum: int, frame: FrameType | None) -> None:

@@ -58,6 +58,31 @@ def test_a_torn_last_line_says_nothing_and_harms_nothing(tmp_path: Path, cut: in
     assert state(tmp_path) == states.LOST
 
 
+DAMAGED = (
+    '{"event": "ended"}',
+    '{"event": "ended", "state": "done", "exit_code": 0, "rank": null, "error": "", "measures": null}',
+    '{"event": "claimed"}',
+    '{"event": "submitted"}',
+    '{"event": ["planned"]}',
+    '{"event": "planned"}',
+    '{"event": "paused", "by": "a later version"}',
+    '{"no": "event"}',
+    "[1, 2]",
+    "\0\udcff",
+)
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_says_nothing_and_harms_nothing(tmp_path: Path, line: str) -> None:
+    planned(tmp_path)
+    record.add(tmp_path, "claimed", attempt=1, backend="local")
+    with (tmp_path / record.FILE).open("ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    assert state(tmp_path) == states.RUNNING
+    record.add_end(tmp_path, End(states.DONE, 0))
+    assert state(tmp_path) == states.DONE
+
+
 def test_a_lock_is_held_once(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not is_held(path)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.sweep import record, states
 from launcher.sweep.chart import name_scale, nice_ticks, number_scale, value_scale
+from launcher.sweep.record import End
 from launcher.sweep.report import pareto_front
 from tests.sweep.conftest import Sweeping
 
@@ -82,3 +84,22 @@ def test_a_browser_shows_the_report(sweeping: Sweeping, tmp_path: Path, monkeypa
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
     assert (width, height) == (1180, 2600)
     assert picture.stat().st_size > 30_000  # an empty page compresses to less
+
+
+def test_what_a_job_says_is_text_and_its_first_line_is_short(sweeping: Sweeping) -> None:
+    key = f"cluster.env.{'A_LONG_NAME_' * 9}END"
+    assert sweeping.run("-m", "sweep.dir=s", f"{key}=1,2,3") == 0
+    job = sweeping.folder / "s" / "jobs" / "0001"
+    page = "</code></pre></details><script>document.title='gone'</script>"
+    (job / "output.log").write_text(page)
+    record.add_end(job, End(states.FAILED, 1, 2, f"ValueError: {page}\n{'w' * 5000}"))
+    assert sweeping.run("action=sweep", "sweep.dir=s", "sweep.do=collect") == 0
+    text = (sweeping.folder / "s" / "report.html").read_text()
+    assert "<script" not in text
+    assert text.count("</details>") == 1
+    summary = re.findall(r"<strong>(.*?)</strong></summary>", text)[0]
+    assert summary.startswith("rank 2: ValueError: &lt;/code&gt;") and len(summary) < 250
+    assert "w" * 5000 in text  # all of it, below
+    titles = re.findall(r'<text class="title"[^>]*>(.*?)</text>', text)
+    assert max(len(title) for title in titles) <= 140
+    assert any(title.startswith("…") and title.endswith("_END") for title in titles)

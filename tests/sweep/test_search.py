@@ -115,3 +115,18 @@ def test_hydras_options_of_a_sweeper_lead_to_ours(sweeping: Sweeping) -> None:
     assert "sweep.trials=20" in sweeping.err
     assert sweeping.run("-m", "hydra/sweeper=ax", "run.seed=1,2") == 2
     assert "there is no such sweeper here" in sweeping.err
+
+
+def test_a_search_goes_on_within_narrower_limits(sweeping: Sweeping) -> None:
+    """Results outside of them teach nothing, and are no error."""
+    words = ("-m", "hydra/sweeper=optuna", "sweep.dir=s")
+    assert sweeping.run(*words, "optimizer.lr=interval(1e-5, 1e-1)", "run.seed=1,2", "sweep.trials=4") == 0
+    assert sweeping.run(*words, "optimizer.lr=interval(1e-3, 2e-3)", "run.seed=2,3", "sweep.trials=6") == 0
+    assert all(1e-3 <= float(row["optimizer.lr"]) <= 2e-3 for row in sweeping.rows()[4:])
+
+
+def test_a_job_that_diverged_is_a_choice_that_gave_nothing(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NAN", "0,2")
+    assert sweeping.run(*SEARCH, "sweep.trials=4") == 0
+    assert [row["eval_loss"] != "" for row in sweeping.rows()] == [False, True, False, True]
+    assert "the search ends" not in sweeping.err

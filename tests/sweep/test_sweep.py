@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -228,3 +229,34 @@ def test_a_folder_that_cannot_be_made(sweeping: Sweeping) -> None:
     assert sweeping.run("-m", "sweep.dir=file/s", "run.seed=1,2") == 2
     assert "cannot be made" in sweeping.err
     assert sweeping.starts() == []
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "a job's folder deleted"])
+def test_a_folder_that_goes_away_ends_the_sweep_with_a_word(sweeping: Sweeping, how: str) -> None:
+    process = sweeping.start("-m", "sweep.dir=s", "run.seed=1,2,3", FAKE_S="1")
+    wait_until(lambda: len(sweeping.starts()) == 1)
+    folder = sweeping.folder / "s"
+    if how == "moved":
+        folder.rename(sweeping.folder / "elsewhere")
+    else:
+        shutil.rmtree(folder if how == "deleted" else folder / "jobs" / "0002")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 4, out
+    assert "Traceback" not in out
+    assert "the sweep cannot go on" in out
+    assert not with_argument(str(folder / "jobs"))
+    if how == "moved":
+        assert sweeping.run("action=sweep", "sweep.dir=elsewhere", "sweep.do=resume") == 0
+        assert sweeping.states("elsewhere") == ["done"] * 3
+
+
+def test_values_that_would_break_a_table_or_a_scale(sweeping: Sweeping) -> None:
+    words = "cluster.env.NOTE='a\nb|c','\x1b[31m<script>','日本 $HOME `id`','it\\'s'"
+    assert sweeping.run("-m", "sweep.dir=s", words) == 0
+    assert "\x1b" not in sweeping.out + sweeping.err
+    assert "'a\nb|c'" in {row["cluster.env.NOTE"] for row in sweeping.rows()}
+    markdown = (sweeping.folder / "s" / "results.md").read_text()
+    assert len(markdown.splitlines()) == 2 + 4
+    assert "<script>" not in markdown + (sweeping.folder / "s" / "report.html").read_text()
+    assert sweeping.run("-m", "sweep.dir=t", "cluster.env.NOTE=nan,inf,1") == 0  # no numbers on an axis
+    assert len(sweeping.rows("t")) == 3

@@ -4,9 +4,9 @@ from launcher.check.rules import (
     actions,
     checkpoints,
     data,
-    later,
     models,
     planning,
+    plugins,
     ranks,
     resuming,
     slurm,
@@ -16,7 +16,7 @@ from launcher.check.rules import (
 from launcher.check.rules.rule import Rule
 
 RULES: list[Rule] = [
-    *later.RULES,
+    *plugins.RULES,
     *ranks.RULES,
     *slurm.RULES,
     *training.RULES,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import re
 from collections.abc import Iterator
 
 from launcher.check.about import About
@@ -16,6 +18,7 @@ from recipes.registry import MODELS
 
 RULES = Rules()
 _ALONE = ("export", "inspect")
+_PRESET_NAME = "letters, digits, dots, dashes and underscores"
 _WRITES_TEXT = ("causal_lm", "seq2seq_lm")
 
 
@@ -93,3 +96,19 @@ def alone(config: Config, about: About) -> Iterator[Problem]:
             got=config.action,
             remedy=f"fsdp-launch action={config.action} ..., without torchrun",
         )
+
+
+@RULES.reading("action", "calibrate")
+def profile_name(config: Config, about: About) -> Iterator[Problem]:
+    """A preset's file of its own: no built-in's name, no path, nothing of an earlier one is lost."""
+    if config.action != "calibrate" or not about.is_typed:
+        return
+    name, folder = config.calibrate.name, config.calibrate.dir
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        yield about.problem("calibrate.name", "a preset cannot be named like this", got=name, expected=_PRESET_NAME)
+    elif importlib.resources.files("configs").joinpath(f"hardware/{name}.yaml").is_file():
+        what = "a built-in profile has this name, and would be used instead"
+        yield about.problem("calibrate.name", what, got=name, remedy="another calibrate.name")
+    elif folder is not None and (expanded(folder) / "hardware" / f"{name}.yaml").exists():
+        what = f"{folder}/hardware/{name}.yaml is there already"
+        yield about.problem("calibrate.name", what, got=name, remedy="another calibrate.name, or remove the file")

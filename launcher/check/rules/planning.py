@@ -14,16 +14,18 @@ RULES = Rules()
 _READERS = ("plan", "tune", "figure")
 
 
-@RULES.reading("action", "hardware", "cluster.nproc_per_node")
+@RULES.reading("action", "hardware", "cluster.num_nodes", "cluster.nproc_per_node")
 def profile_knows_enough(config: Config, about: About) -> Iterator[Problem]:
     if config.action not in _READERS:
         return
-    if unknown := unknown_to_plan(config.hardware):
+    cluster = config.cluster
+    world_size = cluster.num_nodes * cluster.nproc_per_node
+    if unknown := unknown_to_plan(config.hardware, world_size, cluster.nproc_per_node):
         yield about.problem(
             "hardware",
             f"this profile does not know {', '.join(unknown)}",
             got=config.hardware.name,
-            remedy="hardware=a100_80gb, h100_80gb, h200 or v100_32gb, or a profile of your own",
+            remedy="hardware=a100_80gb, h100_80gb, h200 or v100_32gb, or action=calibrate for one of this machine",
         )
 
 

@@ -13,7 +13,7 @@ from launcher.schema import Config
 from recipes.schema.derived import divisors, sharding_factor
 
 RULES = Rules()
-ON_RANKS = ("train", "eval", "generate")  # actions that start ranks, or join them
+ON_RANKS = ("train", "eval", "generate", "calibrate")  # actions that start ranks, or join them
 ON_PAPER = ("plan", "tune", "figure")  # their hosts need not be there
 WITHOUT_STEPS = ("eval", "generate", "export", "inspect")
 WORLD = ("cluster.num_nodes", "cluster.nproc_per_node")

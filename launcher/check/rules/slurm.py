@@ -77,6 +77,14 @@ def one_line_each(config: Config, about: About) -> Iterator[Problem]:
             yield about.problem(key, "there is nothing in it", got="''", remedy="null, or leave it out")
 
 
+@RULES.reading("cluster.kind", "run.dir", "sweep.dir")
+def one_line_for_folders(config: Config, about: About) -> Iterator[Problem]:
+    """The folder stands in the script, too."""
+    for key, path in (("run.dir", config.run.dir), ("sweep.dir", config.sweep.dir)) if _is_slurm(config) else ():
+        if path is not None and ("\n" in path or "\r" in path):
+            yield about.problem(key, "a line of the script cannot hold a line break", got=repr(path))
+
+
 @RULES.reading("cluster.sbatch")
 def passed_on(config: Config, about: About) -> Iterator[Problem]:
     for name in config.cluster.sbatch if _is_slurm(config) else ():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recipes.checkpoint.disk import Disk
-from recipes.checkpoint.errors import CheckpointError, Superseded
+from recipes.checkpoint.errors import CheckpointError, Superseded, Unsaved
 from recipes.checkpoint.folder import complete_checkpoints, newest_complete
 from tests.recipes.checkpoint.trainees import checkpointer, differences, everything, run_state, train, trainee
 from tests.support.ranks import Pools, Rank
@@ -148,7 +148,7 @@ def test_going_on_without_the_save(tmp_path: Path) -> None:
     assert len(said) == 1
     assert "No space left on device" in said[0] and "training goes on" in said[0]
     disk.room = 100
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(Unsaved, match="No space left"):
         saver.save(run_state(None, 2), must_succeed=True)
     disk.room = 10**9
     saver.save(run_state(None, 3), must_succeed=True)
@@ -257,3 +257,26 @@ def test_a_save_is_of_its_own_moment_and_saves_follow_one_another(tmp_path: Path
         assert differences(everything(later), truths[one.step]) == []
         assert state.per_rank is not None
         assert differences(state.per_rank, run_state(None, 0).per_rank) == []
+
+
+class KeepingDisk(Disk):
+    """What lies there stays there."""
+
+    def remove(self, path: Path) -> None:
+        if path.exists():
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+def test_a_save_whose_old_ones_cannot_be_removed_is_a_save(tmp_path: Path, asynchronous: bool) -> None:
+    work, said = trainee(None, "sgd", 1), list[str]()
+    saver = checkpointer(
+        tmp_path, work, disk=KeepingDisk(), keep_last=1, asynchronous=asynchronous, on_error="stop", say=said.append
+    )
+    for step in (1, 2, 2):  # the same step again: the one it replaces cannot be removed either
+        saver.save(run_state(None, step))
+        saver.wait()
+        assert saver.saved_step == step
+    assert [line.partition(": ")[0] for line in said] == ["checkpoint of step 2 saved; an old one stays"] * 2
+    assert "cannot be removed: Operation not permitted" in said[0]
+    assert complete_checkpoints(tmp_path)[-1].step == 2

@@ -169,3 +169,20 @@ def test_all_ranks_hear_of_damage_that_one_of_them_found(ranks: Pools, root: Pat
     assert first == second
     assert "its checksum is" in first
     assert changed == also == []
+
+
+def test_a_checkpoint_under_another_step_is_none(root: Path) -> None:
+    """It would be the newest for ever: every start would go back to it."""
+    (root / "step_00000001").rename(root / "step_00000099")
+    assert [one.step for one in complete_checkpoints(root)] == [2]
+    with pytest.raises(DamagedCheckpoint, match="step_00000099: holds step 1, and is named as step 99.*step_00000001"):
+        CheckpointReader(root / "step_00000099")
+
+
+def test_a_checkpoint_that_somebody_moved_and_linked_is_let_go_of_alone(saved: Path, root: Path) -> None:
+    elsewhere = root.parent / "elsewhere"
+    (root / "step_00000001").rename(elsewhere)
+    (root / "step_00000001").symlink_to(elsewhere)
+    checkpointer(root, trainee(None, "adamw", 1), asynchronous=False).save(run_state(None, 3))
+    assert sorted(path.name for path in root.iterdir()) == [".lock", "attempt.json", "step_00000002", "step_00000003"]
+    assert {path.name for path in elsewhere.iterdir()} == {path.name for path in (saved / "step_00000001").iterdir()}

@@ -192,3 +192,11 @@ def test_wandb_gets_what_the_launcher_recorded(tmp_path: Path):
     assert told["environment"] == {"cores": 2, "gpus": []}
     assert str(told["diff"]).endswith("... 59999 more characters in diff.patch")
     assert recorded_provenance(tmp_path / "nowhere") == {}
+
+
+def test_lines_that_are_none_of_ours_are_left_out(tmp_path: Path):
+    """A disk that lost a block, an editor, a half-copied file: a run that goes on must not end there."""
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\xfe\n5\n[1]\nnull\n{"loss": 3}\n{"step": "x"}\n{"step": 2}\n')
+    JsonlLogger(path, Start(steps_done=5)).close(None)
+    assert read_lines(path) == [{"step": 1}, {"step": 2}]

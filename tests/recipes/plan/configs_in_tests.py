@@ -28,7 +28,10 @@ SMALLER: dict[str, dict[str, Any]] = {
 def profile(name: str = "a100_80gb") -> HardwareConfig:
     values = yaml.safe_load((ROOT / "configs" / "hardware" / f"{name}.yaml").read_text())
     return HardwareConfig(
-        **{key: float(value) if isinstance(value, str) and key != "name" else value for key, value in values.items()}
+        **{
+            key: float(value) if isinstance(value, str) and key not in ("name", "device") else value
+            for key, value in values.items()
+        }
     )
 
 

@@ -85,6 +85,24 @@ def test_order_bytes_and_live_peak_are_those_of_real_ranks(ranks: Pools, kind: s
     compare(ranks, kind, world_size, chosen(world_size)[:: 2 if kind == "gpt" else 4])
 
 
+@pytest.mark.parametrize("factor", [2, 4])
+def test_shared_memory_needs_no_buffers_and_reads_each_shard_once(ranks: Pools, factor: int) -> None:
+    """The wire that ``auto`` takes on CPU; four ranks of one host."""
+    buffers = {"sharding__gather_buffers": "allocator", "sharding__factor": factor}
+    config = tiny("gpt", **buffers, train__global_batch=8, train__micro_batch=1)
+    (steps, *_) = zip(*ranks(4).run(real_steps, [config], 4, timeout_s=300), strict=True)
+    recorded = record_run(config, 4, 4, is_inline=True)
+    collectives = [one for one in recorded.tape.entries[recorded.last_step :] if isinstance(one, t.Collective)]
+    planned: dict[str, int] = {}
+    for row in traffic_of([one for one in collectives if one.phase != "quiesce"], 4).rows:
+        planned[row.primitive] = planned.get(row.primitive, 0) + row.nbytes
+    for step in steps:
+        sent = {name: nbytes for name, nbytes in step.counted.items() if nbytes}
+        assert sent["all_gather"] == pytest.approx(planned["all_gather"], abs=2)
+        assert sent["reduce_scatter"] == pytest.approx(planned["reduce_scatter"], abs=2)
+        assert live_peak(recorded) == recorded.held.peak == pytest.approx(step.ledger, rel=0.01)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", MODELS)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification, AutoTokenizer, GPT2LMHeadModel, T5ForConditionalGeneration
 
+from recipes.checkpoint.errors import CheckpointError
 from recipes.checkpoint.reader import CheckpointReader
 from recipes.portable.errors import FolderError
 from recipes.portable.export import Exported, export
@@ -126,4 +127,16 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("recipes.portable.export.write_file", full)
     with pytest.raises(FolderError, match="No space left on device"):
         exported(config_of("gpt_tiny"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
+    config = config_of("gpt_tiny")
+    checkpoint = Path(save_checkpoint(None, config, str(tmp_path / "run")))
+    file = checkpoint / "rank_00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="its checksum is"):
+        export(checkpoint, config.model, info_of(config), ExportConfig(dir=str(tmp_path / "out")))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

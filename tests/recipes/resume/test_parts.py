@@ -19,7 +19,8 @@ from recipes.metrics.early_stop import EarlyStop
 from recipes.metrics.totals import RunTotals
 from recipes.ranks import Ranks
 from recipes.resume import Resumed, with_the_same_batch
-from recipes.schema.training import EarlyStopConfig, LossSpikeConfig, TrainConfig
+from recipes.saver import Saver
+from recipes.schema.training import CheckpointConfig, EarlyStopConfig, LossSpikeConfig, TrainConfig
 from recipes.seeds import seed_training
 from tests.recipes.loop.recipes_in_tests import small_recipe
 
@@ -124,3 +125,35 @@ def test_the_lines_that_hold_behind_a_start() -> None:
     due = Start(3, is_evaluation_done=False)
     assert due.has_line(step) and not due.has_line(evaluation)
     assert due.has_line({"step": 2, "eval_loss": 1.0})
+
+
+class UnluckyCheckpointer:
+    """Its saves fail when they are waited for, ``checkpoint.on_error=continue``, unless they must succeed."""
+
+    def __init__(self) -> None:
+        self.saved_step: int | None = None
+        self.last_save_s = None
+
+    def save(self, state: TrainState, *, eval_loss: float | None, must_succeed: bool) -> None:
+        if must_succeed:
+            self.saved_step = state.step
+
+    def wait(self) -> None:
+        pass
+
+
+def test_the_last_step_is_saved_again_where_its_save_failed(tmp_path: Path) -> None:
+    for leave in (lambda saver: saver.finish(5, None), lambda saver: saver.save_and_wait(5)):
+        checkpointer = UnluckyCheckpointer()
+        config = CheckpointConfig(every="5", on_error="continue")
+        saver = Saver(config, checkpointer, ALONE, tmp_path, {})  # type: ignore[arg-type]
+        saver.save(5)
+        leave(saver)
+        assert checkpointer.saved_step == 5
+
+
+def test_what_the_run_went_on_from_is_not_saved_again(tmp_path: Path) -> None:
+    checkpointer = UnluckyCheckpointer()
+    saver = Saver(CheckpointConfig(every="5"), checkpointer, ALONE, tmp_path, {}, saved_step=5)  # type: ignore[arg-type]
+    saver.finish(5, None)
+    assert checkpointer.saved_step is None

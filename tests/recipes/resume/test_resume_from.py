@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes.checkpoint.errors import CheckpointError
+from recipes.checkpoint.folder import COMPLETE, MANIFEST, marker_text
 from recipes.resume_from import candidates, in_folder, to_set_aside
 
 
@@ -60,3 +61,15 @@ def test_starting_over_and_going_back_take_checkpoints_back(tmp_path: Path) -> N
     assert [path.name[-2:] for path in to_set_aside("never", run)] == ["15", "10", "05"]
     named = in_folder(run / "checkpoints")[1]
     assert [path.name[-2:] for path in to_set_aside(str(named.path), run)] == ["15"]
+
+
+def test_a_checkpoint_may_be_called_otherwise(tmp_path: Path) -> None:
+    """A copy that somebody keeps as ``best``, and a link to one of the run's own."""
+    best = tmp_path / "best"
+    best.mkdir()
+    manifest = b"{}"
+    (best / MANIFEST).write_bytes(manifest)
+    (best / COMPLETE).write_text(marker_text(30, manifest, None))
+    assert steps(str(best), tmp_path / "mine") == [30]
+    (best / COMPLETE).unlink()
+    assert steps(str(best), tmp_path / "mine") == [0]  # the start says what is wrong with it

@@ -9,7 +9,7 @@
 #SBATCH --gpus-per-node=2
 
 run_dir='/home/me/runs/one 100%'
-export PYTHONPATH='/home/me/runs/one 100%/code' PYTHONUNBUFFERED=1
+export PYTHONPATH='/home/me/runs/one 100%/code'"${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
 # However this script ends, the end is recorded; a run that saved, or may try again, goes back to the queue.
 finish() {
@@ -22,4 +22,4 @@ trap finish EXIT
 trap : TERM USR1 USR2  # the ranks are told by SLURM too; this shell stays until they have ended
 set -e
 
-srun --kill-on-bad-exit=1 --distribution=block --input=none apptainer exec --nv --bind "$run_dir",'/home/me/runs/one 100%/code' /images/t.sif python3 -P -m launcher.slurm.task --run-dir "$run_dir"
+srun --kill-on-bad-exit=1 --distribution=block --input=none --export=ALL apptainer exec --nv --bind "$run_dir",'/home/me/runs/one 100%/code' /images/t.sif python3 -P -m launcher.slurm.task --run-dir "$run_dir"

@@ -12,7 +12,7 @@
 
 run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" /home/me/sweeps/one/array_0/run_folders)
 exec >>"$run_dir/logs/slurm.log" 2>&1
-export PYTHONPATH='/home/me/runs/one 100%/code' PYTHONUNBUFFERED=1
+export PYTHONPATH='/home/me/runs/one 100%/code'"${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export SRUN_CPUS_PER_TASK=4
 
 # However this script ends, the end is recorded; a run that saved, or may try again, goes back to the queue.
@@ -26,4 +26,4 @@ trap finish EXIT
 trap : TERM USR1 USR2  # the ranks are told by SLURM too; this shell stays until they have ended
 set -e
 
-srun --kill-on-bad-exit=1 --distribution=block --input=none /venv/bin/python -P -m launcher.slurm.task --run-dir "$run_dir"
+srun --kill-on-bad-exit=1 --distribution=block --input=none --export=ALL /venv/bin/python -P -m launcher.slurm.task --run-dir "$run_dir"

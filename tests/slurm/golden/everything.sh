@@ -26,7 +26,7 @@
 #SBATCH --contiguous
 
 run_dir='/home/me/runs/one 100%'
-export PYTHONPATH=/c PYTHONUNBUFFERED=1
+export PYTHONPATH=/c"${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export NCCL_DEBUG=INFO
 # WANDB_API_KEY comes from the environment of sbatch: secrets are not written down
 export NAME='a b'
@@ -46,4 +46,4 @@ module load nccl
 ulimit -n 65536
 export X="$HOME/x"
 
-srun --kill-on-bad-exit=1 --distribution=block --input=none --cpu-bind=cores /opt/py/bin/python -P -m launcher.slurm.task --plugin '/p/my model.py' --run-dir "$run_dir"
+srun --kill-on-bad-exit=1 --distribution=block --input=none --export=ALL --cpu-bind=cores /opt/py/bin/python -P -m launcher.slurm.task --plugin '/p/my model.py' --run-dir "$run_dir"

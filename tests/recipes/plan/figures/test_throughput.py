@@ -1,0 +1,82 @@
+"""Figures 6a, 6b, 7b and 7c whole, against the paper: levels held out from the fit, and effects."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.planning.figure import run_configs
+from launcher.request import LaunchRequest
+from recipes.plan.figures.compare import Comparison, Row, summary_of
+from recipes.plan.figures.compute import Run, computed
+from recipes.plan.figures.points import load
+
+pytestmark = pytest.mark.full  # minutes: some 30 runs are recorded
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Comparison]:
+    return {name: of_paper(name) for name in ("6a", "6b", "7b", "7c")}
+
+
+def of_paper(name: str) -> Comparison:
+    figure = load(name)
+    configs = run_configs(figure, LaunchRequest("", (), ("fsdp-launch", f"experiment=paper/fig{name}")))
+    runs = {
+        words: Run(config, config.cluster.num_nodes * config.cluster.nproc_per_node, config.cluster.nproc_per_node)
+        for words, config in configs.items()
+    }
+    return computed(figure, runs)
+
+
+def apart(found: Comparison, name: str) -> list[float]:
+    return [effect.apart for effect in found.effects if effect.name == name and effect.apart is not None]
+
+
+def test_19_points_that_no_constant_was_fitted_to(figures: dict[str, Comparison]) -> None:
+    rows: list[Row] = [row for name in ("6b", "7b", "7c") for row in figures[name].rows]
+    counted = [row for row in rows if row.point.measure == "hardware_tflops" and row.point.is_counted]
+    held_out = summary_of("hardware_tflops", "held out", [row for row in counted if not row.point.is_calibration])
+    assert held_out.number == 19
+    assert held_out.median <= 0.5
+    assert held_out.worst <= 1.6
+    assert held_out.median < held_out.naive_median
+    assert held_out.worst < held_out.naive_worst
+
+
+def test_what_prefetch_gains(figures: dict[str, Comparison]) -> None:
+    found = apart(figures["6b"], "what prefetch gains")
+    assert len(found) == 3
+    assert max(found) < 2
+
+
+def test_what_a_second_sample_gains(figures: dict[str, Comparison]) -> None:
+    found = apart(figures["7b"], "batch 2 over batch 1")
+    assert len(found) == 4
+    assert max(found) < 1
+
+
+def test_what_more_gpus_cost(figures: dict[str, Comparison]) -> None:
+    found = [*apart(figures["7c"], "8 to 512 GPUs, batch 8"), *apart(figures["7c"], "8 to 512 GPUs, batch 16")]
+    assert len(found) == 2
+    assert max(found) < 0.7
+
+
+def test_two_thirds_of_a_step_are_backward(figures: dict[str, Comparison]) -> None:
+    rows = [row for row in figures["7b"].rows if row.point.measure == "backward_share" and not row.point.is_left_out]
+    shares = [row.predicted for row in rows if row.predicted is not None]
+    assert len(shares) == 9
+    assert all(61 <= share <= 73 for share in shares)
+
+
+def test_the_largest_model_of_6a(figures: dict[str, Comparison]) -> None:
+    rows = [row for row in figures["6a"].rows if row.point.measure == "hardware_tflops" and row.error is not None]
+    assert len(rows) == 2
+    assert all(abs(row.error or 0.0) < 2 for row in rows)
+    (hybrid,) = [effect for effect in figures["6a"].effects if effect.name == "hybrid over full"]
+    assert hybrid.predicted is not None and hybrid.predicted < 0
+    assert hybrid.apart is not None and hybrid.apart < 1.5
+
+
+def test_replicas_do_not_fit_above_the_second_size(figures: dict[str, Comparison]) -> None:
+    rows = [row for row in figures["6a"].rows if row.point.measure == "fits"]
+    assert [row.predicted for row in rows] == [True, True, False]
