@@ -8,14 +8,9 @@ from recipes.schema.training import AdamWConfig
 
 
 def build(config: AdamWConfig, groups: list[dict]) -> torch.optim.Optimizer:
-    """Fused, on flat shards the update is one pass over memory; else every operation is one over all shards.
-
-    Weight decay comes from ``groups.attach_decay``.
-    """
-    kernels = {"fused": True} if config.fused else {"foreach": True}
-    return torch.optim.AdamW(
-        groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, weight_decay=0.0, **kernels
-    )
+    """Fused: on flat shards the update is one pass over memory. Weight decay comes from ``groups.attach_decay``."""
+    beta1, beta2 = config.betas
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), eps=config.eps, weight_decay=0.0, fused=True)
 
 
 def weight_decay_kind() -> str:

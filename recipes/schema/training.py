@@ -26,10 +26,6 @@ class AdamWConfig(OptimizerConfig):
     kind: str = described("adamw", "adamw")
     betas: list[float] = described([0.9, 0.95], "decay of the two moments", at_least=0, below=1)
     eps: float = described(1e-8, "added to the denominator", above=0)
-    fused: bool = described(
-        True,
-        "one kernel for the whole update; false: one for each operation, as PyTorch did for the FSDP paper",
-    )
 
 
 @dataclass

@@ -40,12 +40,12 @@ def folder() -> Path:
 
 def test_a_run_is_the_figures_preset_the_point_and_what_was_typed() -> None:
     point = ("cluster.num_nodes=2", "sharding=hybrid")
-    typed = ("experiment=paper/fig6a", "sharding=full", "++optimizer.fused=true", "run.dir=x", "figure.name=6a")
+    typed = ("experiment=paper/fig6a", "sharding=full", "++train.clip_norm=2", "run.dir=x", "figure.name=6a")
     assert run_words("6a", point, typed) == [
         "experiment=paper/fig6a",
         "cluster.num_nodes=2",
         "sharding=full",  # typed words win
-        "++optimizer.fused=true",
+        "++train.clip_norm=2",
         "action=plan",
     ]
     other = run_words("6c", ("experiment=paper_regnet_9b",), ("experiment=paper/fig6c",))
