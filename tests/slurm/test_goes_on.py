@@ -81,6 +81,18 @@ def test_a_job_near_its_time_limit_is_saved_and_requeued(here: Slurm) -> None:
 
 
 @pytest.mark.full
+def test_a_job_that_cannot_save_is_ended_at_its_limit(here: Slurm) -> None:
+    words = ("model.how=wait", f"model.ready_dir={here.folder}", "cluster.time_limit=00:05:00")
+    process = here.start("over", *words)
+    wait_until((here.folder / "ready_0").exists, LONG_S, every_s=0.2)
+    here.cluster.run("scontrol", "update", f"JobId={here.job('over')}", "TimeLimit=1")
+    ended = here.end(process, "over")
+    assert ended.code == 1, ended.text
+    assert ends(here, "over") == [("timeout", False)]
+    assert "it ran into its time limit" in ended.text
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["daemon", "power"])
 def test_a_lost_node_brings_the_job_back_from_its_newest_checkpoint(here: Slurm, how: str) -> None:
     steps = "train.steps=60" if how == "power" else "train.steps=1500"  # SLURM misses a daemon after some 10 s
