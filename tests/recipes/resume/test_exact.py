@@ -23,6 +23,8 @@ from tests.support.ranks import Pools
 
 STEPS, STOPS = 10, (3, 8)
 SAVED = {"checkpoint__every": "1000", "train__steps": STEPS, "data__num_samples": 30}  # three epochs
+# Every step is one epoch of the same eight samples; in the third one of them holds a NaN, and there the run is stopped.
+POISONED = {**SAVED, "data__num_samples": 8, "data__is_new_each_epoch": False, "data__poisoned_epoch": 2}
 FP16 = {
     "precision__param_dtype": "float16",
     "precision__reduce_dtype": "float16",
@@ -37,6 +39,7 @@ RUNS: dict[str, RecipeConfig] = {
     "gpt in float16": small_recipe("gpt", rate_limiter__kind="adaptive", **FP16, **SAVED),
     "t5": small_recipe("t5", train__eval_every=4, train__eval_samples=4, **SAVED),
     "dhen": small_recipe("dhen", **SAVED),
+    "dhen with a step left out": small_recipe("dhen", train__micro_batch=2, train__on_bad_loss="skip", **POISONED),
 }
 
 
@@ -72,6 +75,10 @@ def test_stopped_twice_gives_the_same_bits(exact_runs: dict[str, tuple[str, str,
 def test_the_comparison_is_not_empty(exact_runs: dict[str, tuple[str, str, list[int]]]) -> None:
     scales = [line["loss_scale"] for line in computed_lines(exact_runs["gpt in float16"][0])]
     assert len(set(scales)) > 2
+    left_out = [
+        line["step"] for line in computed_lines(exact_runs["dhen with a step left out"][0]) if line.get("skipped")
+    ]
+    assert left_out == [3]
     names = saved_tensors(exact_runs["dhen"][0])
     assert any(name.startswith("optimizer/1/") for name in names), "the tables' own optimizer is there"
     assert any(name.startswith("rank/1/") for name in names), "the generators of rank 1 are there"
