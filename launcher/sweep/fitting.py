@@ -104,4 +104,4 @@ def _fits(guard: Guard, jobs: Sequence[Planned]) -> dict[int, Any]:
 
 def _gb(nbytes: float) -> str:
     """GB are 1e9 bytes, as in plans."""
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sweep.conftest import Sweeping
 
-# Three memories, two learning rates each; the largest batch needs some 50 MB.
+# Three memories, two learning rates each; the largest batch needs some 115 MB.
 JOBS = ("-m", "sweep.dir=s", "train.global_batch=4,8,64", "optimizer.lr=1e-3,1e-4", "model.num_layers=2")
 SMALL = ("hardware=a100_80gb", "hardware.usable_memory_bytes=60e6")
 
@@ -16,8 +16,8 @@ def test_a_sweep_with_jobs_that_cannot_fit_is_refused_as_a_whole(sweeping: Sweep
     assert "2 of 6 jobs do not fit by their plans (refused, nothing is started)" in sweeping.err
     told = [line for line in sweeping.err.splitlines() if line.startswith("  job ")]
     assert [line.split(":")[0].strip() for line in told] == [
-        "job 4 train.global_batch=64 optimizer.lr=1e-3",
-        "job 5 train.global_batch=64 optimizer.lr=1e-4",
+        "job 4 train.global_batch=64 optimizer.lr=0.001",
+        "job 5 train.global_batch=64 optimizer.lr=0.0001",
     ]
     assert "60.0 MB usable" in told[0]
     assert "too much; try train.activation_checkpointing=true" in told[0]
