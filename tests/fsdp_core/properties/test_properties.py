@@ -32,6 +32,7 @@ def test_four_ranks_train_like_one(ranks: Pools, example: Example) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(5400)
 @given(example=examples(2))
 @settings(max_examples=1500, **ALWAYS)
 def test_two_ranks_train_like_one_at_length(ranks: Pools, example: Example) -> None:
@@ -39,6 +40,7 @@ def test_two_ranks_train_like_one_at_length(ranks: Pools, example: Example) -> N
 
 
 @pytest.mark.full
+@pytest.mark.timeout(5400)
 @given(example=examples(4))
 @settings(max_examples=400, **ALWAYS)
 def test_four_ranks_train_like_one_at_length(ranks: Pools, example: Example) -> None:
