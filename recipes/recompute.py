@@ -9,6 +9,7 @@ by a subclass of it whose ``__call__`` checkpoints.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -72,7 +73,9 @@ def compile_units(modules: Iterable[nn.Module]) -> None:
     """Compile each module's forward; the engine's hooks around it stay outside the compiled region.
 
     Blocks share their code, and torch counts the versions of one piece of code; there may be one for each block.
+    The compiler looks whether a gathered weight has a gradient; torch warns whoever looks at one that is no leaf.
     """
+    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
     modules = list(modules)
     limit = torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = max(limit, _VERSIONS_PER_MODULE * len(modules))
