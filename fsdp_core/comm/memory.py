@@ -72,13 +72,13 @@ class BufferPool:
 
     def acquire(self, wire: Wire, numel: int, dtype: torch.dtype, role: BufferRole) -> Buffer:
         """Uninitialised memory; the current stream is ordered behind its previous user."""
-        self._count(role, 1, numel * dtype.itemsize)
         key = (id(wire), role, dtype)
         buffer = self._best_fit(self._free.get(key), numel)
         if buffer is None:
             with torch.inference_mode(False):  # memory outlives the mode it was first needed in
                 buffer = Buffer(wire.empty(numel, dtype, role))
         buffer.narrow(numel)
+        self._count(role, 1, numel * dtype.itemsize)  # not before: there may have been no memory
         self._streams.wait(buffer.ready)
         return buffer
 
