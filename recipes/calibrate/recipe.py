@@ -20,6 +20,7 @@ from recipes.calibrate.stopwatch import Stopwatch
 from recipes.context import RankContext
 from recipes.data.files import expanded
 from recipes.data.records import DataInfo
+from recipes.plan.aside import first_line, in_one_line
 from recipes.plan.machine import machine_for_memory
 from recipes.plan.samples import expected_info
 from recipes.ranks import Ranks
@@ -90,7 +91,7 @@ class _Measuring:
         except UnknownSize as unknown:
             return [], str(unknown)
         except Exception as error:  # a plugin's model may do what has no answer on a device without memory
-            return [], f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            return [], in_one_line(error)
         return found, "" if found else "the model names no units"
 
     def _matrices(self) -> list[Value]:
@@ -203,7 +204,7 @@ class _Measuring:
                 seconds.append(units.unit_s(kind, self._watch))
                 self._report.line(f"  forward and backward of {kind.name}: {1e3 * seconds[-1]:.3g} ms")
         except (TypeError, RuntimeError) as error:  # it wants inputs that only its model can give
-            return self._keep(key, None, f"a unit cannot be run alone: {next(iter(str(error).splitlines()), '')}")
+            return self._keep(key, None, f"a unit cannot be run alone: {first_line(error)}")
         found = units.efficiency_of(kinds, seconds, simulated)
         names = ", ".join(f"{kind.name} {1e3 * one:.3g} ms" for kind, one in zip(kinds, seconds, strict=True))
         return self._keep(key, found, f"one unit forward and backward: {names}")

@@ -26,6 +26,15 @@ class NoAnswer(Exception):
     """The copy has not answered; the message says why."""
 
 
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def in_one_line(error: BaseException) -> str:
+    """What went wrong where nobody is helped by more: the error's class and the first line of its text."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def answer_of(work: Callable[[], Any], seconds: float, why_not: Callable[[], str] = str) -> Any:
     """What ``work`` returns in the copy, as JSON gives it back.
 
@@ -73,7 +82,7 @@ def _be_the_copy(work: Callable[[], Any], write_fd: int, seconds: float) -> NoRe
         try:
             text = json.dumps({"found": work()})
         except Exception as error:
-            text = json.dumps({"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"})
+            text = json.dumps({"error": in_one_line(error)})
         with os.fdopen(write_fd, "w", encoding="utf-8") as file:
             file.write(text)
         code = 0

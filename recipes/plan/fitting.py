@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from recipes.plan.advice import smaller
+from recipes.plan.aside import in_one_line
 from recipes.plan.machine import machine_for_memory
 from recipes.plan.predict import predict
 from recipes.plan.record import GivenUp, record_run
@@ -65,8 +66,7 @@ class Fitting:
         except GivenUp as given_up:
             return Fit(unknown=str(given_up))
         except Exception as error:  # a plugin's model may do what has no answer on a device without memory
-            told = next(iter(str(error).splitlines()), "")
-            return Fit(unknown=f"{type(error).__name__}: {told}")
+            return Fit(unknown=in_one_line(error))
         change = "" if plan.fits else smaller(plan, config)
         return Fit(plan.memory.needed, plan.memory.usable, plan.fits, change)
 
