@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from engine_bench.report import paired_ratio
 
 Points = Sequence[tuple[float, float]]
 
@@ -59,7 +60,7 @@ def mb(nbytes: float) -> str:
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Of blocks of the same round, so that what drifts between rounds drops out."""
-    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+    return paired_ratio(ours, theirs).median
 
 
 def draw(chart: Chart, path: Path) -> None:
