@@ -56,11 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.page:
         _write_page()
         return 0
-    pool = Pool()
+    pool, load = Pool(), os.getloadavg()[0]
     try:
         for name in options.only or EXPERIMENTS:
             print(f"## {name}\n", flush=True)
-            print(_one(name, pool, options), end="\n\n", flush=True)
+            print(_one(name, pool, options, load), end="\n\n", flush=True)
     finally:
         pool.close()
     if options.out == RESULTS and not options.smoke:
@@ -72,9 +72,9 @@ def _write_page() -> None:
     PAGE.write_text(page.with_results(PAGE.read_text(), RESULTS, "../benchmarks/results"))
 
 
-def _one(name: str, pool: Pool, options: argparse.Namespace) -> str:
-    """Run, save, and return what to print."""
-    facts, began = conditions(), time.perf_counter()
+def _one(name: str, pool: Pool, options: argparse.Namespace, load: float) -> str:
+    """Run, save, and return what to print. load: before the first experiment; later it is the experiments' own."""
+    facts, began = conditions() | {"load_at_start": load}, time.perf_counter()
     answer = EXPERIMENTS[name](pool, options.smoke)
     facts |= {"load_at_end": os.getloadavg()[0], "took_s": round(time.perf_counter() - began, 1)}
     body = answer.markdown()
