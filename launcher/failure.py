@@ -25,6 +25,7 @@ _LOST_PEER_TEXTS = (
 )
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EROFS)  # of a file that is named
 _LAST_LOG_LINES = 15
 _LONGEST_END, _LONGEST_LINE = 65_536, 2_000  # bytes read of a log, characters shown of a line
 # What the user must change, told apart by name, and the run's exit code then.
@@ -69,6 +70,11 @@ class Failure:
     def is_lost_peer(self) -> bool:
         return self.kind == "lost_peer"
 
+    @property
+    def shown_traceback(self) -> str:
+        """For a terminal: empty for what the user must change."""
+        return "" if self.is_users else self.traceback
+
 
 def from_exception(rank: int, error: BaseException, traceback: str) -> Failure:
     """The record of an exception; judged by names and texts, so that it needs no torch."""
@@ -80,6 +86,9 @@ def from_exception(rank: int, error: BaseException, traceback: str) -> Failure:
     if isinstance(error, OSError) and error.errno in _DISK_IS_FULL:
         told = f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
         told += ". Make room and start the same command again: it goes on from its newest checkpoint"
+        return Failure(rank, told, EXIT_RANK_FAILED, time.time(), traceback=traceback, is_users=True)
+    if isinstance(error, OSError) and error.errno in _IN_THE_WAY and error.filename:
+        told = f"{error.strerror}: {error.filename}. Move it away or change who may use it, and start again"
         return Failure(rank, told, EXIT_RANK_FAILED, time.time(), traceback=traceback, is_users=True)
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}) before the run ended"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ def append_line(path: Path, facts: Mapping[str, Any]) -> None:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line  # a line before this one was cut short
-        os.write(fd, line)
+        if os.write(fd, line) < len(line):  # the disk was full in the middle of it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -44,5 +46,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def write_whole(path: Path, text: str) -> None:
     """The text in place of what was there: a reader, and a kill, meet the one or the other. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -28,7 +28,7 @@ def run_command(run_dir: Path, do: str | None) -> int:
     """do: ``status`` or ``cancel``.
 
     Raises:
-        ConfigErrors: SLURM does not answer, or the command is one for sweeps.
+        ConfigErrors: SLURM does not answer, the command is one for sweeps, or the job to cancel is another folder's.
     """
     story = records.story(run_dir)
     assert story.job is not None
@@ -36,6 +36,10 @@ def run_command(run_dir: Path, do: str | None) -> int:
         remedy = f"the command it was submitted with, and run.dir={run_dir}, submits it again"
         problem = Problem("this is the folder of one run, not of a sweep", "sweep.do", do, "", "status, cancel", remedy)
         raise ConfigErrors([problem])
+    if do == "cancel" and story.original is not None:
+        what = f"this folder is a copy, and job {story.job} is its original's"
+        remedy = f"sweep.dir={story.original} cancels it"
+        raise ConfigErrors([Problem(what, "sweep.dir", str(run_dir), "", "the folder that was submitted", remedy)])
     try:
         if do == "cancel":
             client.cancel([story.job])
@@ -43,6 +47,7 @@ def run_command(run_dir: Path, do: str | None) -> int:
     except SlurmError as error:
         raise ConfigErrors([refusal(str(error))]) from None
     say(f"job {story.job}: {state.state}{f': {state.note}' if state.note else ''}", sys.stdout)
-    if state.is_over and state.ended is not None and state.ended.failure is not None:
-        say(state.ended.failure.traceback, sys.stdout)
+    failure = None if state.ended is None else state.ended.failure
+    if state.is_over and failure is not None and failure.shown_traceback:
+        say(failure.shown_traceback, sys.stdout)
     return EXIT_OK

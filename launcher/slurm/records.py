@@ -54,6 +54,7 @@ class Story:
     ended: the end of that start, None while it runs or if nothing could record it.
     num_saves, num_crashes, num_lost: starts of this job that went back to the queue after saving, after a crash, with
         a lost node.
+    original: the folder that the job was submitted from and works in, where this one is a copy of it; None otherwise.
     """
 
     job: str | None = None
@@ -62,13 +63,15 @@ class Story:
     num_saves: int = 0
     num_crashes: int = 0
     num_lost: int = 0
+    original: str | None = None
 
 
 def add(run_dir: Path, event: str, **facts: Any) -> None:
     """One more line, on the disk when this returns."""
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
-    append_line(folder / "jobs.jsonl", {"event": event, "time": time.time(), **facts})
+    where = str(run_dir.absolute())
+    append_line(folder / "jobs.jsonl", {"event": event, "time": time.time(), "folder": where, **facts})
 
 
 def add_end(run_dir: Path, job: str, restart: int, ended: Ended) -> None:
@@ -83,7 +86,7 @@ def story(run_dir: Path) -> Story:
             told = _after(told, line)
         except (KeyError, TypeError, ValueError):  # a damaged line
             continue
-    return told
+    return told if told.original is None or _is_copy(run_dir, told.original) else replace(told, original=None)
 
 
 def write_rank_end(run_dir: Path, job: str, restart: int, end: RankEnd) -> None:
@@ -105,12 +108,20 @@ def rank_ends(run_dir: Path, job: str, restart: int) -> list[RankEnd]:
 def _after(told: Story, line: dict[str, Any]) -> Story:
     event = line["event"]
     if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
-        told = Story(job=str(line["job"]))
+        told = Story(job=str(line["job"]), original=line.get("folder"))
     if event == "started" and line["job"] == told.job:
         return replace(told, restart=int(line["restart"]), ended=None)
     if event == "ended" and line["job"] == told.job and line["restart"] >= (told.restart or 0):
         return _with_end(told, line)  # not the end of a start that was cut off and replaced
     return told
+
+
+def _is_copy(run_dir: Path, original: str) -> bool:
+    """A folder that was moved is no copy: its original is gone."""
+    try:
+        return not run_dir.samefile(original)
+    except OSError:
+        return False
 
 
 def _ends(run_dir: Path, job: str, restart: int) -> Path:

@@ -193,5 +193,10 @@ def _option(name: str, value: str | None) -> str:
 
 
 def _escaped(path: Path) -> str:
-    """sbatch replaces ``%`` patterns in file names; the run folder's own ones are doubled."""
-    return str(path.parent).replace("%", "%%") + "/" + path.name
+    """sbatch replaces ``%`` patterns in file names: the folder's own ones are doubled. A backslash anywhere, itself
+    doubled, switches the patterns off.
+    """
+    folder = str(path.parent)
+    if "\\" in folder:
+        return f"{folder}/{path.name}".replace("\\", "\\\\")
+    return folder.replace("%", "%%") + "/" + path.name

@@ -92,6 +92,6 @@ def _wait(run_dir: Path, job: str) -> int:
         except SlurmError as error:
             say(f"SLURM does not answer, the job goes on: {error}\nto end it: scancel {job}")
         return EXIT_INTERRUPTED
-    if state.ended is not None and state.ended.failure is not None:
-        say(state.ended.failure.traceback)
+    if state.ended is not None and state.ended.failure is not None and state.ended.failure.shown_traceback:
+        say(state.ended.failure.shown_traceback)
     return exit_code_of(state)

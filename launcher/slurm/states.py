@@ -74,9 +74,11 @@ class JobState:
 def job_state(queued: Queued | None, story: Story) -> JobState:
     """queued: None where SLURM does not know the job (any more)."""
     ended = story.ended
-    if queued is None:
+    if queued is None or story.original is not None:
         if ended is not None and not ended.requeued:
             return JobState(ended.state, ended.why, ended)
+        if story.original is not None:
+            return JobState(LOST, f"a copy: job {story.job} belongs to its original, {story.original}", ended)
         return JobState(LOST, "SLURM does not know it any more, and it recorded no end", ended)
     state = _OF_SLURM.get(queued.state, RUNNING)
     if state == PENDING:

@@ -14,13 +14,13 @@ POLL_S = 5.0
 
 
 def states_of(run_dirs: Sequence[Path]) -> list[JobState]:
-    """The state of each run's latest submission.
+    """The state of each run's latest submission. A copy of a run folder has no job: it is done, or lost.
 
     Raises:
         SlurmError: the controller does not answer.
     """
     stories = [records.story(run_dir) for run_dir in run_dirs]
-    ids = {story.job for story in stories if story.job is not None}
+    ids = {story.job for story in stories if story.job is not None and story.original is None}
     known = client.queue(ids)
     known = {**client.accounting(ids - known.keys()), **known}
     # The job may have recorded its end and left between these two looks.

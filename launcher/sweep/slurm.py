@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher import provenance, run_folder
 from launcher.announce import say
 from launcher.errors import ConfigErrors
-from launcher.slurm import client
+from launcher.slurm import client, records
 from launcher.slurm.client import SlurmError
 from launcher.slurm.snapshot import take
 from launcher.slurm.start import prepared
@@ -133,10 +133,13 @@ def settle(sweep: Sweep, jobs: Sequence[Job]) -> None:
 def cancel(jobs: Sequence[Job], wait_s: float) -> list[Job]:
     """Cancels submitted jobs and writes down how each ended; a later start must not meet one that still saves.
 
+    In a copy of a sweep's folder the jobs are the original's, which are left alone: here they are lost.
+
     Returns those that had not ended after ``wait_s``. Raises SlurmError.
     """
     left = list(jobs)
-    client.cancel({job.slurm_id for job in left if job.slurm_id is not None})
+    ours = [job for job in left if records.story(job.run_dir).original is None]
+    client.cancel({job.slurm_id for job in ours if job.slurm_id is not None})
     deadline = time.monotonic() + wait_s
     while left:
         over = {job.number: state for job, state in asked(left) if state.is_over}

@@ -85,3 +85,9 @@ def test_a_full_disk_is_told_without_a_traceback() -> None:
     told = failure.describe(found, 2, Path("logs/rank_1.log"))
     assert told.startswith("No space left on device: metrics.jsonl. Make room and start the same command again")
     assert "Traceback" not in told
+
+
+def test_a_folder_where_a_file_should_be_is_told_without_a_traceback() -> None:
+    found = failure.from_exception(1, OSError(errno.EISDIR, "Is a directory", "r/metrics.jsonl"), "Traceback")
+    assert failure.describe(found, 2, Path("logs/rank_1.log")).startswith("Is a directory: r/metrics.jsonl. Move it")
+    assert not failure.from_exception(1, OSError(errno.EACCES, "Permission denied"), "Traceback").is_users

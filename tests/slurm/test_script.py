@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 import subprocess
@@ -116,6 +117,13 @@ def test_what_a_save_took_is_read_from_the_run_folder(tmp_path: Path) -> None:
     assert measured_save_s(str(tmp_path)) == 12.5
     (tmp_path / "save_seconds.txt").write_text("a while\n")
     assert measured_save_s(tmp_path) is None
+
+
+def test_a_backslash_in_a_folder_is_one_in_the_logs_path() -> None:
+    """sbatch takes ``%`` for itself where a file name holds a backslash; its quotes want each of them doubled again."""
+    place = dataclasses.replace(PLACE, run_dir=Path("/runs/a\\b 5%j"))
+    lines = script_text(config_of(), place).splitlines()
+    assert '#SBATCH --output="/runs/a\\\\\\\\b 5%j/logs/slurm.log"' in lines
 
 
 def _compare(name: str, text: str) -> None:

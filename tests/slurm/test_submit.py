@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from launcher import cli, provenance, run_folder
 from launcher.checked import checked
 from launcher.compose import compose
+from launcher.failure import Failure
 from launcher.request import LaunchRequest
 from launcher.resolved import to_yaml
 from launcher.slurm import client, records, snapshot, submit
@@ -268,3 +270,53 @@ def test_a_sweep_that_is_cancelled_is_waited_for(
     assert cli.main(["action=sweep", "sweep.dir=s", "sweep.do=cancel"]) == 0
     assert "1 done, 1 cancelled" in capsys.readouterr().out
     assert len((tmp_path / "looks").read_text().splitlines()) >= 3
+
+
+def test_a_copy_of_a_folder_leaves_the_jobs_of_the_original_alone(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cancelled or resumed, the copy's jobs are its own; a folder that was moved keeps its jobs."""
+    assert cli.main(["-m", "cluster=slurm", "sweep.dir=s", "run.seed=1,2"]) == 0
+    assert cli.main(["cluster=slurm", "run.dir=one"]) == 0
+    programs("scancel", f"#!/bin/sh\necho $* >>{tmp_path}/cancelled\n")
+    lines = "".join(f"{job}|RUNNING|None|n1|1:00\\n" for job in ("101_0", "101_1", "102"))
+    programs("squeue", f"#!/bin/sh\nprintf '{lines}'\n")
+    for name in ("s", "one"):
+        shutil.copytree(tmp_path / name, tmp_path / f"copy_of_{name}")
+    capsys.readouterr()
+    assert cli.main(["action=sweep", "sweep.dir=copy_of_s", "sweep.do=status"]) == 0
+    text = capsys.readouterr().out
+    assert "2 lost of 2 jobs" in text
+    assert "a copy: job 101_1 belongs to its original, " in text
+    assert cli.main(["action=sweep", "sweep.dir=copy_of_s", "sweep.do=cancel"]) == 0
+    assert cli.main(["action=sweep", "sweep.dir=copy_of_one", "sweep.do=cancel"]) == 2
+    assert "this folder is a copy, and job 102 is its original's" in capsys.readouterr().err
+    assert not (tmp_path / "cancelled").exists()
+    assert cli.main(["action=sweep", "sweep.dir=copy_of_s", "sweep.do=resume"]) == 0
+    assert [records.story(tmp_path / "copy_of_s" / "jobs" / f"000{n}" / "run").job for n in (0, 1)] == [
+        "103_0",
+        "103_1",
+    ]
+    (tmp_path / "one").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "copy_of_one")
+    assert cli.main(["action=sweep", "sweep.dir=moved", "sweep.do=cancel"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "102\n"
+
+
+def test_what_the_user_must_change_is_told_without_a_traceback(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a command that waits, and by one that asks; of any other error the traceback is shown."""
+    for is_users in (True, False):
+        name = f"mine_{is_users}"
+        assert cli.main(["cluster=slurm", f"run.dir={name}"]) == 0
+        job = records.story(Path(name)).job
+        assert job is not None
+        failure = Failure(1, "too little text", 1, 0.0, traceback="Traceback: in prepare", is_users=is_users)
+        records.add_end(Path(name), job, 0, records.Ended("failed", 1, "rank 1: too little text", failure=failure))
+        capsys.readouterr()
+        assert cli.main(["action=sweep", f"sweep.dir={name}", "sweep.do=status"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"job {job}: failed: rank 1: too little text\n")
+        assert ("Traceback" in text) == (not is_users)
+        assert "\n\n" not in text

@@ -24,6 +24,7 @@ NODES = ("node1", "node2")
 MARK = "FSDP_TESTBED"
 SBIN = "/usr/sbin:/sbin"
 READY_S = 20
+BACK_S = 120  # a node that was down is asked to register again with every 20th or so of SLURM's looks at it
 _DAEMONS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "setpriv")
 _ADDRESSES = {"login": "10.77.0.254", "node1": "10.77.0.1", "node2": "10.77.0.2"}
 CONFIG = """\
@@ -173,9 +174,9 @@ class Testbed:
                 continue
 
     def wait_for_nodes(self) -> None:
-        _until(
-            lambda: self.run("sinfo", "-h", "-N", "-p", "short", "-t", "idle", "-o", "%N").split() == [*NODES], "nodes"
-        )
+        """Until both are up and idle, after the start or after one was lost."""
+        words = ("sinfo", "-h", "-N", "-p", "short", "-t", "idle", "-o", "%N")
+        _until(lambda: self.run(*words).split() == [*NODES], "nodes", BACK_S)
 
     def stop(self) -> None:
         """Ends every process of the cluster; the files (logs) stay."""
@@ -252,10 +253,10 @@ class Testbed:
         script.chmod(0o755)
 
 
-def _until(condition: object, what: str) -> None:
-    end = time.monotonic() + READY_S
+def _until(condition: object, what: str, limit_s: float = READY_S) -> None:
+    end = time.monotonic() + limit_s
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, f"{what}: not ready after {READY_S} s"
+        assert time.monotonic() < end, f"{what}: not ready after {limit_s:g} s"
         time.sleep(0.02)
 
 
