@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +170,8 @@ class Unit:
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.context.shows_full:
             return None
+        if torch.compiler.is_compiling():
+            self._refuse_to_be_compiled(module)
         if torch.is_inference_mode_enabled():  # buffers and views must outlive the mode
             with torch.inference_mode(False), torch.no_grad():
                 return self._pre_forward(module, args, kwargs)
@@ -200,6 +202,16 @@ class Unit:
         if policy is not None and policy.param_dtype is not None and policy.cast_forward_inputs:
             return cast_floating(args, policy.param_dtype), cast_floating(kwargs, policy.param_dtype)
         return None
+
+    def _refuse_to_be_compiled(self, module: nn.Module) -> NoReturn:
+        raise StateError(
+            "torch.compile reached the engine's hooks, which gather and free weights and cannot be compiled.",
+            unit=self.name,
+            expected="only code inside of units compiled",
+            got=f"{type(module).__name__} compiled with its hooks, by torch.compile(model) or model.compile()",
+            remedy="unit.forward = torch.compile(unit.forward) for each unit that has no unit inside "
+            "(in the launcher: train.compile=true)",
+        )
 
     def _refuse_without_hooks(self, module: nn.Module) -> None:
         raise StateError(

@@ -11,6 +11,7 @@ from torch import nn
 
 import fsdp_core
 from fsdp_core import MixedPrecision
+from fsdp_core.errors import StateError
 from tests.fsdp_core.behaviours.variants import Tower, every_variant, two_variants
 from tests.support.parity import Pair, batches_for, is_idle, mean_square
 from tests.support.ranks import Pools, Rank
@@ -256,3 +257,25 @@ def test_unused_parameters_have_zero_gradients_and_unused_units_none(ranks: Pool
 def test_methods_beside_forward_can_be_registered(ranks: Pools, options: dict[str, Any]) -> None:
     for message in ranks(2).run(_forward_method, options):
         assert "layer.weight" in message and "register_forward_method" in message
+
+
+# torch.compile ------------------------------------------------------------------------------------------------------
+
+
+def _compiled_with_hooks(rank: Rank, in_place: bool) -> None:
+    model = Tower()
+    fsdp_core.fully_shard(model, units=[model.inner])
+    compiled = model
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        compiled = torch.compile(model, backend="eager")
+    with pytest.raises(StateError, match="torch.compile reached the engine's hooks") as caught:
+        compiled(torch.ones(2, 4))
+    assert "unit.forward = torch.compile(unit.forward)" in str(caught.value)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_whole_model_that_is_compiled_is_told_to_compile_units(ranks: Pools, in_place: bool) -> None:
+    ranks(2).run(_compiled_with_hooks, in_place)
