@@ -12,6 +12,9 @@ from pathlib import Path
 
 _TIMEOUT_S = 60
 _DEFAULT_MAX_ARRAY = 1001
+_SHOWN = 200  # characters of an answer that cannot be read
+_SUBMITTED = re.compile(r"(\d+)(;\S*)?")
+_JOB_LINE = re.compile(r"\s*\d+(_\S+)?\|")
 _UNKNOWN_JOB = "Invalid job id"
 # What describes the job or the ranks that this process belongs to: a job that it submits is another one.
 _OTHERS = re.compile(
@@ -22,6 +25,10 @@ _OTHERS = re.compile(
 
 class SlurmError(Exception):
     """A program of SLURM is not there, or refuses; the text is its own."""
+
+
+class SlurmSilentError(SlurmError):
+    """A program of SLURM did not answer in time; what it was asked to do may have been done."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,31 @@ def clean_environment(environ: Mapping[str, str], options: Collection[str] = ())
 
 
 def sbatch(script: Path, environ: Mapping[str, str]) -> str:
-    """Submit a script file; the job's id. Raises SlurmError with sbatch's own words."""
-    answer = _call(["sbatch", "--parsable", str(script)], environ)
-    return answer.strip().partition(";")[0]
+    """Submit a script file; the job's id.
+
+    Raises:
+        SlurmError: with sbatch's own words, or with what it said instead of an id. The queue was then asked for a job
+            with this script, and had none or did not answer.
+    """
+    try:
+        answer = _call(["sbatch", "--parsable", str(script)], environ)
+    except SlurmSilentError as error:
+        said = str(error)
+    else:
+        # a site's wrapper may add lines of its own
+        ids = [found[1] for line in answer.splitlines() if (found := _SUBMITTED.fullmatch(line.strip()))]
+        if ids:
+            return ids[-1]
+        said = f"sbatch named no job: it said {answer.strip()[:_SHOWN]!r}"
+    try:
+        ids = [job.partition("_")[0] for job, path in scripts().items() if path == script]
+    except SlurmError as error:
+        raise SlurmError(
+            f"{said}. Whether a job was submitted could not be asked ({error}): look with squeue"
+        ) from None
+    if ids:
+        return ids[-1]
+    raise SlurmError(f"{said}; squeue knows no job of {script}")
 
 
 def queue(ids: Collection[str]) -> dict[str, Queued]:
@@ -77,8 +106,7 @@ def queue(ids: Collection[str]) -> dict[str, Queued]:
             return {}
         raise
     found = {}
-    for line in answer.splitlines():
-        job, state, reason, nodes, left = line.split("|")
+    for job, state, reason, nodes, left in _rows("squeue", answer, 5):
         found[job] = Queued(state, "" if reason == "None" else reason, nodes, _seconds(left))
     return found
 
@@ -93,8 +121,7 @@ def closely(job: str) -> Queued | None:
 def scripts() -> dict[str, Path]:
     """Script of every job that waits or runs, by id; elements of arrays one by one. Raises SlurmError."""
     answer = _call(["squeue", "--noheader", "--array", "--format=%i|%o"])
-    pairs = (line.partition("|") for line in answer.splitlines())
-    return {job: Path(script) for job, _, script in pairs}
+    return {job: Path(script) for job, script in _rows("squeue", answer, 2)}
 
 
 def accounting(ids: Collection[str]) -> dict[str, Queued]:
@@ -102,13 +129,12 @@ def accounting(ids: Collection[str]) -> dict[str, Queued]:
     if not ids or shutil.which("sacct") is None:
         return {}
     words = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State,NodeList"]
+    found = {}
     try:
-        answer = _call([*words, f"--jobs={','.join(sorted(_bases(ids)))}"])
+        rows = _rows("sacct", _call([*words, f"--jobs={','.join(sorted(_bases(ids)))}"]), 3)
     except SlurmError:
         return {}
-    found = {}
-    for line in answer.splitlines():
-        job, state, nodes = line.split("|")
+    for job, state, nodes in rows:
         found[job] = Queued(state.partition(" ")[0], "", nodes)  # "CANCELLED by 1000"
     return found
 
@@ -137,6 +163,20 @@ def max_array_size() -> int:
     return int(match[1]) if match else _DEFAULT_MAX_ARRAY
 
 
+def _rows(program: str, answer: str, num_fields: int) -> list[list[str]]:
+    """Lines of ``num_fields`` fields that begin with a job's id; other lines are a site's own words.
+
+    Raises:
+        SlurmError: there are lines, and none is a job's.
+    """
+    lines = [line for line in answer.splitlines() if line.strip()]
+    rows = [line.split("|", num_fields - 1) for line in lines if _JOB_LINE.match(line)]
+    rows = [row for row in rows if len(row) == num_fields]
+    if lines and not rows:
+        raise SlurmError(f"{program} said nothing that could be read: {answer.strip()[:_SHOWN]!r}")
+    return rows
+
+
 def _bases(ids: Collection[str]) -> set[str]:
     return {job.partition("_")[0] for job in ids}
 
@@ -146,7 +186,8 @@ def _call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str
         done = subprocess.run(
             words,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
             env=dict(clean_environment(os.environ) if environ is None else environ),
@@ -154,7 +195,7 @@ def _call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str
     except FileNotFoundError:
         raise SlurmError(f"{words[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{words[0]} did not answer in {_TIMEOUT_S} s") from None
+        raise SlurmSilentError(f"{words[0]} did not answer in {_TIMEOUT_S} s") from None
     if done.returncode:
         raise SlurmError(done.stderr.strip() or f"{words[0]} ended with code {done.returncode}")
     return done.stdout

@@ -203,6 +203,45 @@ def test_a_controller_that_is_away_is_no_unknown_job(programs: Programs) -> None
         client.queue(["7"])
 
 
+STRANGE = ["<html>502 Bad gateway</html>", "", "Submitted batch job 12", "\\211PNG\\r\\n"]
+
+
+@pytest.mark.parametrize("said", STRANGE)
+def test_an_answer_without_a_job_is_no_submission(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    programs("sbatch", f"#!/bin/sh\nprintf '{said}'\n")
+    programs("squeue", "#!/bin/sh\n")
+    for words in (["run.dir=one"], ["-m", "sweep.dir=s", "run.seed=1,2"]):
+        assert cli.main(["cluster=slurm", *words]) == 2
+        told = capsys.readouterr().err
+        assert "sbatch named no job" in told and "squeue knows no job of" in told
+    assert not (tmp_path / "one").exists()
+
+
+def test_lines_of_a_sites_own_are_passed_over(programs: Programs, tmp_path: Path) -> None:
+    programs("sbatch", "#!/bin/sh\necho 'Welcome to the cluster'; echo '12;big'; echo 'Have a nice day'\n")
+    assert client.sbatch(tmp_path / "script", os.environ) == "12"
+    programs("squeue", "#!/bin/sh\nprintf 'Welcome\\n7|RUNNING|None|n1|5:00\\n'\n")
+    assert client.queue(["7"])["7"].state == "RUNNING"
+
+
+def test_a_job_that_was_submitted_without_a_word_is_found_by_its_script(programs: Programs, tmp_path: Path) -> None:
+    script = tmp_path / "a folder" / "script"
+    programs("sbatch", "#!/bin/sh\n")
+    programs("squeue", f"#!/bin/sh\nprintf '11|/else\\n12_3|{script}\\n'\n")
+    assert client.sbatch(script, os.environ) == "12"
+
+
+@pytest.mark.parametrize("said", ["<html>", "7|RUNNING", "\\211PNG\\r\\n"])
+def test_a_queue_that_cannot_be_read_is_an_error_and_no_traceback(programs: Programs, said: str) -> None:
+    programs("squeue", f"#!/bin/sh\nprintf '{said}'\n")
+    programs("sacct", f"#!/bin/sh\nprintf '{said}'\n")
+    with pytest.raises(client.SlurmError, match="squeue said nothing that could be read"):
+        client.queue(["7"])
+    assert client.accounting(["7"]) == {}
+
+
 def _prepared(run_dir: Path, words: list[str]) -> Prepared:
     config = checked(compose(["cluster=slurm", *words]))
     run_folder.open_named(run_dir)
