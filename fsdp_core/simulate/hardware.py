@@ -18,11 +18,11 @@ class Hardware:
     devices_per_host: ranks that share a host and its network card(s).
     intra_bytes_per_s: between devices of a host, per device and direction. cross_bytes_per_s: of one host's network,
         per direction, all cards together. Both with their efficiency.
+    intra_reduce_ratio, cross_reduce_ratio: what collectives that add reach of the rate of those that copy.
     intra_step_s, cross_step_s: latency of one step of a ring inside a host, between hosts.
     launch_s: what issuing one operation costs the host. kernel_s: shortest kernel.
     overlap_slowdown: computing takes this much longer while a collective runs beside it.
     gathers_wait_in_forward: a gather that forward asks for begins only when computing has come to it (a hypothesis).
-    alloc_retry_s: the host and the device stand still for this long when the allocator has to give memory back.
     """
 
     half_flops_per_s: float
@@ -36,10 +36,11 @@ class Hardware:
     memory_efficiency: float = 0.85
     intra_efficiency: float = 0.77
     cross_efficiency: float = 0.7
+    intra_reduce_ratio: float = 1.0
+    cross_reduce_ratio: float = 1.0
     intra_step_s: float = 4e-6
     cross_step_s: float = 1e-5
     launch_s: float = 5e-6
     kernel_s: float = 3e-6
     overlap_slowdown: float = 0.0
     gathers_wait_in_forward: bool = False
-    alloc_retry_s: float = 0.25

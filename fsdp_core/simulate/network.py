@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fsdp_core.simulate.hardware import Hardware
 
+REDUCTIONS = frozenset({"reduce_scatter", "all_reduce"})
 _TIMES_ROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1, "all_to_all": 1}
 
 
@@ -39,10 +40,12 @@ def collective_s(primitive: str, nbytes: int, ranks: tuple[int, ...], hardware: 
         return 0.0
     if primitive == "all_to_all":
         return _all_to_all_s(nbytes, ring, hardware)
-    rate = hardware.intra_bytes_per_s * hardware.intra_efficiency
+    is_reduction = primitive in REDUCTIONS
+    rate = hardware.intra_bytes_per_s * hardware.intra_efficiency * (hardware.intra_reduce_ratio if is_reduction else 1)
     num_cross_steps = 0
     if ring.num_hosts > 1:
-        rate = min(rate, hardware.cross_bytes_per_s * hardware.cross_efficiency / ring.num_sharing)
+        across = hardware.cross_bytes_per_s * hardware.cross_efficiency / ring.num_sharing
+        rate = min(rate, across * (hardware.cross_reduce_ratio if is_reduction else 1))
         num_cross_steps = ring.num_hosts - 1
     num_intra_steps = ring.num_ranks - 1 - num_cross_steps
     latency = num_intra_steps * hardware.intra_step_s + num_cross_steps * hardware.cross_step_s

@@ -15,6 +15,7 @@ from typing import Any
 from launcher.announce import say
 from launcher.schema import Config
 from launcher.sweep.plan import Planned
+from recipes.amounts import gb
 
 MOST_S = 60.0  # of planning where nobody asked for it
 _TELL_EVERY_S = 10.0
@@ -81,7 +82,7 @@ def line_of(number: int, job: Planned, fit: Any) -> str:
 
 def in_words(fit: Any) -> str:
     over = fit.needed - fit.usable
-    return f"{_gb(fit.needed)} needed, {_gb(fit.usable)} usable, {_gb(over)} too much"
+    return f"{gb(fit.needed)} needed, {gb(fit.usable)} usable, {gb(over)} too much"
 
 
 def _fits(guard: Guard, jobs: Sequence[Planned]) -> dict[int, Any]:
@@ -100,8 +101,3 @@ def _fits(guard: Guard, jobs: Sequence[Planned]) -> dict[int, Any]:
     if is_live and found:
         print(file=sys.stderr)
     return found
-
-
-def _gb(nbytes: float) -> str:
-    """GB are 1e9 bytes, as in plans."""
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

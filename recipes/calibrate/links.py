@@ -6,20 +6,24 @@ a gather without a copy where the wire has one, one ``quiesce`` after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
 from fsdp_core.comm.streams import streams_for
 from fsdp_core.comm.wire import BufferRole, Label, Wire
-from fsdp_core.simulate.network import sent_bytes
+from fsdp_core.simulate.network import REDUCTIONS, sent_bytes
 from recipes.calibrate.stopwatch import Stopwatch
 
 _SIZES = {"cpu": (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24), "cuda": (1 << 14, 1 << 20, 1 << 24, 1 << 28)}  # bytes
 _OVERLAP_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}
+_SIDE, _REACH, _ROUNDS = 8, 7.0, 16  # the grid of a fit: points to a side, logarithms to a side, times it closes in
+_SEEN = 1e-3  # of a measured time: less is no latency
 MOST_SLOWDOWN = 99.0  # computing stands still beside a collective
-_SHORTEST_S = 1e-7  # a gather without a copy, less its quiesce, may measure as nothing
+SHORTEST_S = 1e-7  # a gather without a copy, less its quiesce, may measure as nothing
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,17 @@ class Timed:
 
 @dataclass(frozen=True)
 class Line:
-    """A ring: seconds = rounds x (n - 1) x ``step_s`` + bytes sent by a rank / ``bytes_per_s``."""
+    """A ring: seconds = rounds x (n - 1) x ``step_s`` + bytes sent by a rank / ``bytes_per_s``; collectives that add
+    run at ``reduce_ratio`` of that rate."""
 
     step_s: float
     bytes_per_s: float
+    reduce_ratio: float = 1.0
 
     def seconds(self, timed: Timed, num_ranks: int) -> float:
         steps, nbytes = terms(timed, num_ranks)
-        return steps * self.step_s + nbytes / self.bytes_per_s
+        ratio = self.reduce_ratio if timed.primitive in REDUCTIONS else 1.0
+        return steps * self.step_s + nbytes / (self.bytes_per_s * ratio)
 
 
 def measure(wire: Wire, watch: Stopwatch) -> list[Timed]:
@@ -71,7 +78,7 @@ def _at_size(wire: Wire, watch: Stopwatch, numel: int, label: Label) -> list[Tim
     def reduce() -> None:
         wire.all_reduce(gradient, label).wait()
 
-    gathered_s = max(watch.seconds(gather) - watch.seconds(wire.quiesce), _SHORTEST_S)
+    gathered_s = max(watch.seconds(gather) - watch.seconds(wire.quiesce), SHORTEST_S)
     nbytes = numel * wire.group_size * 4
     return [
         Timed("all_gather", nbytes, gathered_s),
@@ -87,21 +94,36 @@ def terms(timed: Timed, num_ranks: int) -> tuple[float, float]:
 
 
 def fitted(times: Sequence[Timed], num_ranks: int) -> Line:
-    """The line with the least relative error (its squares, summed), latency and time per byte not below 0."""
-    rows = [(*terms(one, num_ranks), one.seconds) for one in times]
-    scaled = [(steps / seconds, nbytes / seconds) for steps, nbytes, seconds in rows]
-    ss, bb = sum(s * s for s, _ in scaled), sum(b * b for _, b in scaled)
-    sb, s1, b1 = sum(s * b for s, b in scaled), sum(s for s, _ in scaled), sum(b for _, b in scaled)
-    determinant = ss * bb - sb * sb
-    if determinant > 0:
-        step_s, byte_s = (bb * s1 - sb * b1) / determinant, (ss * b1 - sb * s1) / determinant
-    else:
-        step_s, byte_s = 0.0, b1 / bb
-    if step_s < 0:
-        step_s, byte_s = 0.0, b1 / bb
-    if byte_s <= 0:
-        step_s, byte_s = s1 / ss, 1e-15
-    return Line(step_s, 1 / byte_s)
+    """The line whose ratios to the times are nearest to 1: least squares of their logarithms, so that three times too
+    fast is as bad as three times too slow. Searched on a grid that closes in on the best point; the scale follows.
+
+    Times that measured as nothing say nothing, and are left out if others are there.
+    """
+    real = [one for one in times if one.seconds > SHORTEST_S] or list(times)
+    rows = [(*terms(one, num_ranks), one.primitive in REDUCTIONS, math.log(one.seconds)) for one in real]
+
+    def error_and_scale(log_bytes: float, log_ratio: float) -> tuple[float, float]:
+        """Of ``scale x (steps + bytes x e^log_bytes)``, the bytes of reductions divided by ``e^log_ratio``."""
+        copied, added = math.exp(log_bytes), math.exp(log_bytes - log_ratio)
+        apart = [log_s - math.log(steps + nbytes * (added if adds else copied)) for steps, nbytes, adds, log_s in rows]
+        mean = sum(apart) / len(apart)
+        return sum((one - mean) ** 2 for one in apart), math.exp(mean)
+
+    center = (math.log(max(steps / nbytes for steps, nbytes, _, _ in rows)), 0.0)
+    reach = (2 * _REACH, _REACH if len({adds for _, _, adds, _ in rows}) == 2 else 0.0)  # one kind alone: no ratio
+    for _ in range(_ROUNDS):
+        tried = product(
+            *(
+                {middle + size * step / _SIDE for step in range(-_SIDE, _SIDE + 1)}
+                for middle, size in zip(center, reach, strict=True)
+            )
+        )
+        center = min(tried, key=lambda point: error_and_scale(*point)[0])
+        reach = (3 * reach[0] / _SIDE, 3 * reach[1] / _SIDE)
+    step_s = error_and_scale(*center)[1]
+    byte_s, ratio = step_s * math.exp(center[0]), math.exp(center[1])
+    is_seen = any(steps * step_s > _SEEN * math.exp(log_s) for steps, _, _, log_s in rows)
+    return Line(step_s if is_seen else 0.0, 1 / byte_s, ratio)
 
 
 def cross_step_s(whole: Line, intra: Line | None, num_ranks: int, num_hosts: int) -> float:

@@ -80,7 +80,6 @@ class _Measuring:
         values = [Value("name", self._found.name), Value("device", self._device.type)]
         values += [*self._matrices(), self._size(), *self._memory(kinds), *self._issuing()]
         values += [*self._links(), self._units(kinds, why_no_units)]
-        values.append(Value("alloc_retry_s", None, "not measured"))
         return values
 
     def _kinds(self) -> tuple[list[units.UnitKind], str]:
@@ -182,6 +181,7 @@ class _Measuring:
         return [
             self._keep(f"{rate_name}_bytes_per_s", line.bytes_per_s, f"fitted to all sizes{about and f', {about}'}"),
             self._keep(f"{name}_efficiency", 1.0, "in the rate already"),
+            self._keep(f"{name}_reduce_ratio", line.reduce_ratio, "fitted"),
             self._keep(f"{name}_step_s", step_s, "fitted"),
         ]
 

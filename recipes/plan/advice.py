@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from recipes.amounts import gb
 from recipes.plan.result import Advice, Plan
 from recipes.schema import RecipeConfig
 
@@ -48,7 +49,7 @@ def _out_of_memory(plan: Plan, config: RecipeConfig) -> Iterator[Advice]:
     if plan.fits:
         return
     memory = plan.memory
-    what = f"out of memory: {_gb(memory.needed)} needed, {_gb(memory.usable)} usable"
+    what = f"out of memory: {gb(memory.needed)} needed, {gb(memory.usable)} usable"
     yield Advice(what, smaller(plan, config), is_blocking=True)
 
 
@@ -62,7 +63,7 @@ def _retries(plan: Plan, config: RecipeConfig) -> Iterator[Advice]:
 def _thin_margin(plan: Plan, config: RecipeConfig) -> Iterator[Advice]:
     memory = plan.memory
     if plan.fits and not plan.has_retries and memory.margin < _THIN * memory.usable:
-        yield Advice(f"only {_gb(memory.margin)} are left before the allocator retries", smaller(plan, config))
+        yield Advice(f"only {gb(memory.margin)} are left before the allocator retries", smaller(plan, config))
 
 
 def _talking(plan: Plan, config: RecipeConfig) -> Iterator[Advice]:
@@ -96,7 +97,3 @@ def _host(plan: Plan, config: RecipeConfig) -> Iterator[Advice]:
         share = 100 * time.idle_s / time.step_s
         what = f"{share:.0f} % of the step waits for the host to issue work"
         yield Advice(what, f"train.micro_batch={2 * plan.micro_batch} (if it fits), train.compile=true")
-
-
-def _gb(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.1f} GB"

@@ -17,13 +17,14 @@ _FITTED = (
     "memory_efficiency",
     "intra_efficiency",
     "cross_efficiency",
+    "intra_reduce_ratio",
+    "cross_reduce_ratio",
     "intra_step_s",
     "cross_step_s",
     "launch_s",
     "kernel_s",
     "overlap_slowdown",
     "gathers_wait_in_forward",
-    "alloc_retry_s",
 )
 
 _NO_END = 1 << 62  # bytes

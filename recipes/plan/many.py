@@ -7,10 +7,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipes.amounts import gb
 from recipes.plan.answer import as_json
 from recipes.plan.drawing import STYLE, bars_svg
 from recipes.plan.result import Plan
-from recipes.plan.table import HEADER, aligned, gb, row_of, seconds, verdict
+from recipes.plan.table import HEADER, aligned, row_of, seconds, verdict
 
 Labels = Sequence[tuple[str, ...]]
 

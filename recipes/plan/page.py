@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from fsdp_core.simulate import tape as t
 from fsdp_core.simulate.timeline import Span
+from recipes.amounts import gb
 from recipes.plan.drawing import LEFT, STYLE, WIDTH, svg
 from recipes.plan.kinds import kinds_of
 from recipes.plan.predict import Prediction
 from recipes.plan.result import KINDS, Plan
-from recipes.plan.table import gb, seconds, text_of
+from recipes.plan.table import seconds, text_of
 from recipes.plan.timing import step_spans
 
 _LANES = ("compute", "channel", "gather", "reduce")

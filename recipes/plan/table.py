@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from recipes.amounts import gb
 from recipes.plan.result import KINDS, MemoryPlan, Plan, TimePlan, TrafficPlan
 
 Row = tuple[str, str]
@@ -164,11 +165,3 @@ def seconds(value: float) -> str:
     if value >= 1:
         return f"{value:.2f} s"
     return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
-
-
-def gb(nbytes: float) -> str:
-    """Decimal units, three digits."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(nbytes) >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from recipes.amounts import gb
 from recipes.plan.machine import machine_of
 from recipes.plan.predict import predict
 from recipes.plan.recordings import Recordings
@@ -167,7 +168,7 @@ def reasons(best: Tried, start: Tried) -> Iterator[str]:
         yield f"{100 * (best.samples_per_s / start.samples_per_s - 1):.0f} % more samples/s than the config itself"
     before, after = start.plan.memory.needed, best.plan.memory.needed
     if before != after:
-        yield f"{abs(after - before) / 1e9:.1f} GB {'more' if after > before else 'less'} memory"
+        yield f"{gb(abs(after - before))} {'more' if after > before else 'less'} memory"
     waited = best.plan.time.exposed_s / best.plan.time.step_s
     yield f"{100 * waited:.0f} % of its step waits for communication"
 

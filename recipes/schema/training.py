@@ -201,6 +201,10 @@ class HardwareConfig:
     cross_efficiency: float | None = described(
         None, "part of the network bandwidth that collectives reach; null: assumed", above=0, at_most=1
     )
+    intra_reduce_ratio: float | None = described(
+        None, "rate of reduce-scatters and all-reduces inside a host over that of all-gathers; null: 1", above=0
+    )
+    cross_reduce_ratio: float | None = described(None, "the same between hosts; null: 1", above=0)
     intra_step_s: float | None = described(None, "latency of a ring's step inside a host; null: assumed", at_least=0)
     cross_step_s: float | None = described(None, "latency of a ring's step between hosts; null: assumed", at_least=0)
     launch_s: float | None = described(None, "host time to issue one operation; null: assumed", at_least=0)
@@ -211,7 +215,6 @@ class HardwareConfig:
     gathers_wait_in_forward: bool = described(
         False, "a hypothesis: a gather of the forward begins only when computing has come to it; false: it overlaps"
     )
-    alloc_retry_s: float | None = described(None, "what one allocator retry costs; null: assumed", at_least=0)
 
 
 @dataclass

@@ -9,10 +9,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher import cli
+from launcher.check.rules.planning import KNOWN_DEVICES
+from recipes.schema.derived import NEEDED_TO_PLAN
 from tests.support.browser import rendered
 
+ROOT = Path(__file__).parents[2]
 SMALL = ("model=gpt_tiny", "hardware=a100_80gb", "precision=bf16", "data.seq_len=64", "model.num_layers=2")
 
 
@@ -86,6 +90,20 @@ def test_what_no_plan_can_answer_is_refused(plan: Plan, words: tuple[str, ...], 
     assert said.code == 2
     assert key in said.err
     assert not Path("plans").exists()
+
+
+def test_the_remedy_for_a_key_that_was_taken_away_is_not_the_same_profile(plan: Plan) -> None:
+    said = plan(*SMALL, "hardware=h200", "hardware.peak_flops_float32=null")
+    assert said.code == 2
+    remedy = said.err.split("remedy:")[1].splitlines()[0]
+    assert "hardware.peak_flops_float32=..., another profile" in remedy
+    assert "h200" not in remedy
+
+
+def test_remedies_name_every_preset_with_a_data_sheet() -> None:
+    presets = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs/hardware").glob("*.yaml")]
+    knowing = {tree["name"] for tree in presets if all(tree.get(key) is not None for key in NEEDED_TO_PLAN)}
+    assert set(KNOWN_DEVICES) == knowing
 
 
 def test_a_folder_of_the_users(plan: Plan) -> None:

@@ -12,6 +12,7 @@ from recipes.schema.derived import unknown_to_plan
 
 RULES = Rules()
 _READERS = ("plan", "tune", "figure")
+KNOWN_DEVICES = ("a100_80gb", "h100_80gb", "h200", "v100_32gb")  # presets with a data sheet
 
 
 @RULES.reading("action", "hardware", "cluster.num_nodes", "cluster.nproc_per_node")
@@ -21,11 +22,13 @@ def profile_knows_enough(config: Config, about: About) -> Iterator[Problem]:
     cluster = config.cluster
     world_size = cluster.num_nodes * cluster.nproc_per_node
     if unknown := unknown_to_plan(config.hardware, world_size, cluster.nproc_per_node):
+        others = ", ".join(name for name in KNOWN_DEVICES if name != config.hardware.name)
+        numbers = " ".join(f"{key}=..." for key in unknown)
         yield about.problem(
             "hardware",
             f"this profile does not know {', '.join(unknown)}",
             got=config.hardware.name,
-            remedy="hardware=a100_80gb, h100_80gb, h200 or v100_32gb, or action=calibrate for one of this machine",
+            remedy=f"{numbers}, another profile (hardware={others}), or action=calibrate for one of this machine",
         )
 
 

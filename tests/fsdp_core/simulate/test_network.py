@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsdp_core.simulate.hardware import Hardware
@@ -30,6 +32,15 @@ def test_inside_a_host_each_of_the_steps_sends_one_part_at_the_inner_rate() -> N
 def test_a_ring_over_hosts_runs_at_the_hosts_network_rate_and_pays_its_latency_once_per_host() -> None:
     # 8 ranks on 2 hosts: 7 steps, one of them between hosts; 7/8 of 800 bytes at 20 bytes/s
     assert collective_s("reduce_scatter", 800, tuple(range(8)), HARDWARE) == pytest.approx(6 * 1.0 + 10.0 + 700 / 20)
+
+
+def test_what_adds_may_be_slower_than_what_copies() -> None:
+    slow = replace(HARDWARE, intra_reduce_ratio=0.5, cross_reduce_ratio=0.1)
+    everyone = tuple(range(8))
+    for primitive in ("all_gather", "broadcast"):
+        assert collective_s(primitive, 800, everyone, slow) == collective_s(primitive, 800, everyone, HARDWARE)
+    assert collective_s("reduce_scatter", 400, (0, 1, 2, 3), slow) == pytest.approx(3 * 1.0 + 300 / 25)
+    assert collective_s("all_reduce", 800, everyone, slow) == pytest.approx(2 * (6 * 1.0 + 10.0 + 700 / 2))
 
 
 def test_groups_that_cross_at_the_same_time_share_the_hosts_network() -> None:

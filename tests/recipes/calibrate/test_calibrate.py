@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,36 @@ def times(line: Line, num_ranks: int) -> list[Timed]:
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_the_fit_finds_the_line_that_the_times_lie_on(num_ranks: int) -> None:
     line = links.fitted(times(Line(5e-6, 3e9), num_ranks), num_ranks)
-    assert (line.step_s, line.bytes_per_s) == pytest.approx((5e-6, 3e9), rel=1e-6)
+    assert (line.step_s, line.bytes_per_s, line.reduce_ratio) == pytest.approx((5e-6, 3e9, 1.0), rel=1e-6)
+    slow_to_add = links.fitted(times(Line(1e-5, 4e10, 0.3), num_ranks), num_ranks)
+    assert (slow_to_add.step_s, slow_to_add.bytes_per_s) == pytest.approx((1e-5, 4e10), rel=1e-6)
+    assert slow_to_add.reduce_ratio == pytest.approx(0.3, rel=1e-6)
+
+
+def test_a_fit_is_as_often_too_fast_as_too_slow() -> None:
+    """What two ranks on shared memory took; a fit by relative errors told 186 and 372 us of the last two."""
+    sizes = (4096, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
+    found_us = {
+        "all_gather": (13.9, 13.5, 20.6, 43.9, 140.0),
+        "reduce_scatter": (16.7, 17.4, 33.2, 91.1, 382.5),
+        "all_reduce": (27.9, 25.6, 52.5, 134.4, 1322.1),
+    }
+    found = [
+        Timed(primitive, nbytes, 1e-6 * one)
+        for primitive, each in found_us.items()
+        for nbytes, one in zip(sizes, each, strict=True)
+    ]
+    line = links.fitted(found, 2)
+    ratios = {(one.primitive, one.nbytes): line.seconds(one, 2) / one.seconds for one in found}
+    assert all(0.5 < ratio < 1.5 for ratio in ratios.values())
+    assert ratios["reduce_scatter", 1 << 24] == pytest.approx(0.94, abs=0.02)
+    assert sum(math.log(ratio) for ratio in ratios.values()) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_gather_that_measured_as_nothing_says_nothing() -> None:
+    line = times(Line(1e-5, 4e10, 0.3), 2)
+    nothing = Timed("all_gather", 65536, links.SHORTEST_S)
+    assert links.fitted([*line, nothing], 2) == links.fitted(line, 2)
 
 
 def test_no_latency_and_no_rate_is_below_nothing() -> None:
@@ -40,7 +70,7 @@ def test_no_latency_and_no_rate_is_below_nothing() -> None:
     line = links.fitted(falling, 2)
     assert line.step_s > 0
     assert line.bytes_per_s > 0
-    without_latency = [Timed("all_gather", 4096, 1e-7), Timed("all_gather", 1 << 20, 1e-3)]
+    without_latency = [Timed("all_gather", 4096, 1.1e-7), Timed("all_gather", 1 << 20, 1e-3)]
     assert links.fitted(without_latency, 2).step_s == 0
 
 
