@@ -13,6 +13,10 @@ from torch.utils.flop_counter import flop_registry
 _HALF = (torch.float16, torch.bfloat16)
 _NO_WORK = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh", "_unsafe_view"})
 """Operations that move nothing although they are no views in the schema's sense."""
+_ONLY_WRITE = frozenset(
+    {"copy_", "_foreach_copy_", "fill_", "zero_", "_foreach_zero_", "normal_", "uniform_", "bernoulli_", "random_"}
+)
+"""Operations that do not read what they change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,27 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost:
         return Cost(name, 0.0, 0, False, True, results)
     count = flop_registry.get(func.overloadpacket)
     flops = float(count(*args, **kwargs, out_val=result)) if count is not None else 0.0
-    nbytes = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in results)
     is_half = (results or inputs)[0].dtype in _HALF
-    return Cost(name, flops, nbytes, is_half, False, results)
+    return Cost(name, flops, _moved_bytes(func, args, kwargs, result), is_half, False, results)
+
+
+def _moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Read and written. What is changed in place is both, also by operations over lists, which return nothing."""
+    schema, name = func._schema, func.overloadpacket.__name__
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    moved = 0
+    for argument in schema.arguments:
+        nbytes = sum(_touched(tensor) for tensor in _tensors(given.get(argument.name)) if _is_plain(tensor))
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name == "grads" and given.get("grad_scale") is None:
+            is_written = False  # fused optimizers write gradients only where they unscale them
+        is_read = not is_written or not (argument.is_out or name in _ONLY_WRITE)
+        moved += nbytes * (is_written + is_read)
+    parts = result if len(schema.returns) > 1 else [result]
+    for returned, part in zip(schema.returns, parts, strict=False):
+        if returned.alias_info is None:  # new, not one of the arguments
+            moved += sum(_touched(tensor) for tensor in _tensors(part) if _is_plain(tensor))
+    return moved
 
 
 def _is_plain(tensor: Tensor) -> bool:
