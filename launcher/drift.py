@@ -42,6 +42,7 @@ KINDS = {
     "data.tokenizer": INCOMPATIBLE,
     "optimizer": NUMBERS,
     "optimizer.kind": INCOMPATIBLE,
+    "optimizer.kernels": SAFE,  # the same update up to rounding, and the same state
     "scheduler": NUMBERS,
     "train": NUMBERS,
     "train.micro_batch": SAFE,

@@ -26,6 +26,12 @@ class AdamWConfig(OptimizerConfig):
     kind: str = described("adamw", "adamw")
     betas: list[float] = described([0.9, 0.95], "decay of the two moments", at_least=0, below=1)
     eps: float = described(1e-8, "added to the denominator", above=0)
+    kernels: str = described(
+        "fused",
+        "fused: one pass over a shard; explicit: one operation after the other, as PyTorch 2.0 did by default, which "
+        "moves almost three times the bytes",
+        choices=("fused", "explicit"),
+    )
 
 
 @dataclass

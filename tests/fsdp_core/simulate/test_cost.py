@@ -76,3 +76,13 @@ def test_a_fused_adam_reads_four_tensors_and_writes_three(dtype: torch.dtype, si
         optimizer.step()  # makes the state
         (cost,) = [one for one in costs(optimizer.step) if one.name == "_fused_adamw_"]
     assert cost.nbytes == pytest.approx(7 * size * N, abs=16)
+
+
+def test_an_adam_of_single_operations_moves_19_elements_for_each_parameter() -> None:
+    """lerp_ 3, mul_ 2, addcmul_ 4, sqrt 2, div 2, add_ 2, addcdiv_ 4."""
+    weight = torch.nn.Parameter(vector())
+    weight.grad = vector()
+    optimizer = torch.optim.AdamW([weight], foreach=False, weight_decay=0.0)
+    optimizer.step()
+    on_device = [one for one in costs(optimizer.step) if one.nbytes >= 4 * N]
+    assert sum(one.nbytes for one in on_device) == pytest.approx(4 * 19 * N, abs=64)

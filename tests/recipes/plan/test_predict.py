@@ -109,6 +109,17 @@ def test_the_tape_counts_the_flops_of_the_models_formula(kind: str) -> None:
     assert counted == pytest.approx(told, rel=0.02)
 
 
+@pytest.mark.parametrize(("kernels", "accesses"), [("fused", 7), ("explicit", 19)])
+def test_what_an_update_moves_depends_on_its_kernels(kernels: str, accesses: int) -> None:
+    """Elements of a rank's shards that AdamW reads and writes, all float32; small kernels beside them are scalars."""
+    recorded = record_run(tiny("gpt", optimizer__kernels=kernels), 2, 2)
+    entries = recorded.tape.entries[recorded.last_step :]
+    (begins,) = [i for i, one in enumerate(entries) if isinstance(one, t.Mark) and one.kind == "phase"][-2:-1]
+    names = {"_fused_adamw_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"}
+    moved = sum(one.nbytes for one in entries[begins:] if isinstance(one, t.Kernel) and one.name in names)
+    assert moved == pytest.approx(4 * accesses * recorded.num_parameters / 2, rel=0.01)
+
+
 def sources_alive(gather_buffers: str, is_inline: bool) -> int:
     """Most unsharded gradients that the engine holds at once, in host order."""
     changes = {"sharding__gather_buffers": gather_buffers, "model__num_layers": 6}
