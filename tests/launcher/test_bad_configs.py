@@ -195,6 +195,10 @@ SLURM = {
 LATER = {
     "calibrate": (["action=calibrate", "calibrate.name=h200"], ["calibrate.name: a built-in profile has this name"]),
     "plan without a profile": (["action=plan"], ["hardware: this profile does not know", "hardware=a100_80gb"]),
+    "a smaller card, by its memory alone": (
+        ["action=plan", "hardware=a100_80gb", "hardware.memory_bytes=40_000_000_000"],
+        ["hardware.usable_memory_bytes: more than hardware.memory_bytes", "hardware.usable_memory_bytes=null"],
+    ),
     "resuming from nowhere": (["checkpoint.resume=/no/such/run"], ["checkpoint.resume", "is no folder"]),
     "no steps and no minutes": (["checkpoint.every=soon"], ["neither a number of steps nor minutes", "10min"]),
     "the best of nothing": (["checkpoint.keep_best=1", "train.eval_samples=0"], ["nothing is evaluated"]),

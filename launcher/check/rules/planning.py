@@ -32,6 +32,20 @@ def profile_knows_enough(config: Config, about: About) -> Iterator[Problem]:
         )
 
 
+@RULES.reading("hardware.memory_bytes", "hardware.usable_memory_bytes")
+def usable_memory_is_there(config: Config, about: About) -> Iterator[Problem]:
+    memory, usable = config.hardware.memory_bytes, config.hardware.usable_memory_bytes
+    if memory is not None and usable is not None and usable > memory:
+        yield about.problem(
+            "hardware.usable_memory_bytes",
+            "more than hardware.memory_bytes, which holds what the allocator may take and more",
+            got=usable,
+            expected=f"at most {memory}",
+            remedy="hardware.usable_memory_bytes=null takes 94 % of hardware.memory_bytes",
+            also=("hardware.memory_bytes",),
+        )
+
+
 @RULES.reading("action", "sharding.cpu_offload")
 def offload_is_not_simulated(config: Config, about: About) -> Iterator[Problem]:
     if config.action in _READERS and config.sharding.cpu_offload:
