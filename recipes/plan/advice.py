@@ -16,12 +16,9 @@ Rule = Callable[[Plan, RecipeConfig], Iterator[Advice]]
 
 
 def advice_for(plan: Plan, config: RecipeConfig) -> Plan:
-    """The plan with its advice, what blocks first."""
-    found = [
-        one
-        for rule in (_out_of_memory, _retries, _thin_margin, _talking, _latency, _host)
-        for one in rule(plan, config)
-    ]
+    """The plan with its advice, what blocks first. Where memory decides, nothing is said of a time that is not told."""
+    of_time = () if plan.rates is None else (_talking, _latency, _host)
+    found = [one for rule in (_out_of_memory, _retries, _thin_margin, *of_time) for one in rule(plan, config)]
     return replace(plan, advice=tuple(sorted(found, key=lambda one: not one.is_blocking)))
 
 
