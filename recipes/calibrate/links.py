@@ -112,18 +112,18 @@ def fitted(times: Sequence[Timed], num_ranks: int) -> Line:
     center = (math.log(max(steps / nbytes for steps, nbytes, _, _ in rows)), 0.0)
     reach = (2 * _REACH, _REACH if len({adds for _, _, adds, _ in rows}) == 2 else 0.0)  # one kind alone: no ratio
     for _ in range(_ROUNDS):
-        tried = product(
-            *(
-                {middle + size * step / _SIDE for step in range(-_SIDE, _SIDE + 1)}
-                for middle, size in zip(center, reach, strict=True)
-            )
-        )
-        center = min(tried, key=lambda point: error_and_scale(*point)[0])
+        rates, ratios = (_around(middle, size) for middle, size in zip(center, reach, strict=True))
+        center = min(product(rates, ratios), key=lambda point: error_and_scale(*point)[0])
         reach = (3 * reach[0] / _SIDE, 3 * reach[1] / _SIDE)
     step_s = error_and_scale(*center)[1]
     byte_s, ratio = step_s * math.exp(center[0]), math.exp(center[1])
     is_seen = any(steps * step_s > _SEEN * math.exp(log_s) for steps, _, _, log_s in rows)
     return Line(step_s if is_seen else 0.0, 1 / byte_s, ratio)
+
+
+def _around(middle: float, size: float) -> list[float]:
+    """A row of the grid; one point where it has no size."""
+    return [middle + size * step / _SIDE for step in range(-_SIDE, _SIDE + 1)] if size else [middle]
 
 
 def cross_step_s(whole: Line, intra: Line | None, num_ranks: int, num_hosts: int) -> float:
