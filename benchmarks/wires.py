@@ -4,8 +4,8 @@
     python benchmarks/wires.py --smoke     # seconds: does everything still run?
 
 Sizes are of the full tensor (fp32). Wires take turns at every size, so that drift of the machine meets all of them.
-A row "without labels" is the same wire with the check taken out; on ``collectives`` the check is the ``quiesce``, once
-a step. ``shared_memory view`` gathers without a copy.
+A row "without labels" is the same wire with the check taken out, but for ``quiesce`` on ``collectives``, which is
+nothing else. ``shared_memory view`` gathers without a copy.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine_bench.report import conditions, paired_ratio, write
 RESULTS = Path(__file__).resolve().parent / "results"
 WIRES = (
     "collectives",
+    "collectives without labels",
     "gloo_p2p",
     "gloo_p2p without labels",
     "shared_memory",
@@ -28,7 +29,7 @@ WIRES = (
     "shared_memory view",
 )
 PRIMITIVES = ("all_gather", "reduce_scatter", "all_reduce", "quiesce")
-LABELLED = ("gloo_p2p", "shared_memory")
+LABELLED = ("collectives", "gloo_p2p", "shared_memory")
 
 Times = dict[str, list[float]]  # "wire primitive bytes" -> seconds of the slowest rank, one entry per repeat
 

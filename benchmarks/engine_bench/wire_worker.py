@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from engine_bench.serve import serve
+from fsdp_core.comm.collectives import CollectivesWire
 from fsdp_core.comm.envelope import Envelope
 from fsdp_core.comm.gloo_p2p import GlooP2PWire, _Exchange
 from fsdp_core.comm.rendezvous import GroupRendezvous
@@ -80,6 +81,8 @@ def build(name: str, ranks: Sequence[int]) -> Wire:
         return UnlabelledGloo(group, ranks)
     if name == "shared_memory without labels":
         return UnlabelledSharedMemory(GroupRendezvous(group))
+    if name == "collectives without labels":  # between collectives, as on CUDA: at ``quiesce`` they are compared
+        return CollectivesWire(group, ranks, torch.device("cpu"))
     choice: Any = "shared_memory" if name == "shared_memory view" else name
     wire = choose_wire(choice, group=group, ranks=ranks, device=torch.device("cpu")).wire
     if name == "shared_memory view":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +72,12 @@ class _TorchWork(Work):
 
 
 class CollectivesWire(Wire):
-    """Uses whatever ``torch.distributed`` offers for the group's backend. Labels are compared at ``quiesce``."""
+    """Uses whatever ``torch.distributed`` offers for the group's backend. Labels are compared at ``quiesce``.
+
+    Args:
+        compares_first: compare them before every collective as well, for a backend that ends the process when
+            collectives of unlike sizes meet (gloo does). Ranks then wait for each other where a collective begins.
+    """
 
     name = "collectives"
 
@@ -81,13 +87,21 @@ class CollectivesWire(Wire):
         ranks: Sequence[int],
         device: torch.device,
         ranks_per_host: int | None = None,
+        *,
+        compares_first: bool = False,
     ) -> None:
         self.group = group
-        self._take_place(ranks, dist.get_rank(group), device, ranks_per_host)
+        self._take_place(ranks, dist.get_rank(group), device, ranks_per_host, compares_first)
 
     def _take_place(
-        self, ranks: Sequence[int], group_rank: int, device: torch.device, ranks_per_host: int | None
+        self,
+        ranks: Sequence[int],
+        group_rank: int,
+        device: torch.device,
+        ranks_per_host: int | None,
+        compares_first: bool,
     ) -> None:
+        self._compares_first = compares_first
         self.ranks = tuple(ranks)
         self.group_size, self.group_rank = len(self.ranks), group_rank
         self._device = device
@@ -116,6 +130,12 @@ class CollectivesWire(Wire):
         intra = round(nbytes * self._intra_share)
         self.counter.record(primitive, intra, round(nbytes) - intra)
 
+    def _begin(self, primitive: str, label: Label, numel: int) -> None:
+        """A collective of ``numel`` elements is next. Raises ``MismatchError`` where it is known to meet another."""
+        self._calls.add(primitive, label, numel)
+        if self._compares_first:
+            self._calls.compare_first(functools.partial(self._gather_small, unit=label.unit))
+
     def _call(self, label: Label, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Starts a collective; ``function`` is torch.distributed's."""
         try:
@@ -127,20 +147,20 @@ class CollectivesWire(Wire):
         if full.dtype != shard.dtype:  # convert into this rank's place and gather in place
             place = full.narrow(0, self.group_rank * shard.numel(), shard.numel())
             shard = place.copy_(shard)
-        self._calls.add("all_gather", label, full.numel())
+        self._begin("all_gather", label, full.numel())
         self._count("all_gather", shard.nbytes * (self.group_size - 1))
         gather = single_tensor_collective("all_gather_single", "all_gather_into_tensor")
         return _TorchWork(self._call(label, gather, as_plain(full), as_plain(shard)), label, self, keep=shard)
 
     def reduce_scatter(self, shard: Tensor, full: Tensor, label: Label, divisor: float = 1.0) -> Work:
-        self._calls.add("reduce_scatter", label, full.numel())
+        self._begin("reduce_scatter", label, full.numel())
         self._count("reduce_scatter", shard.nbytes * (self.group_size - 1))
         scatter = single_tensor_collective("reduce_scatter_single", "reduce_scatter_tensor")
         work = self._call(label, scatter, as_summable(shard), as_summable(full))
         return _TorchWork(work, label, self, full, _average(shard, divisor))
 
     def all_reduce(self, tensor: Tensor, label: Label, op: ReduceOp = "sum", divisor: float = 1.0) -> Work:
-        self._calls.add("all_reduce", label, tensor.numel())
+        self._begin("all_reduce", label, tensor.numel())
         # a ring all-reduce sends every element twice, less the share a rank already has
         self._count("all_reduce", 2 * tensor.nbytes * (self.group_size - 1) / self.group_size)
         work = self._call(label, dist.all_reduce, as_summable(tensor), op=_OPS[op])
@@ -149,12 +169,13 @@ class CollectivesWire(Wire):
     def broadcast(self, tensor: Tensor, src: int, label: Label) -> Work:
         if tensor.numel() == 0:
             return _DONE
+        self._begin("broadcast", label, tensor.numel())
         self._count("broadcast", tensor.nbytes if self.group_rank == src else 0)
         return _TorchWork(self._call(label, dist.broadcast, as_plain(tensor), src=self.ranks[src]), label, self)
 
-    def _gather_small(self, mine: Tensor) -> list[Tensor]:
+    def _gather_small(self, mine: Tensor, unit: str = "") -> list[Tensor]:
         """``mine`` of every rank, in group order."""
-        label = Label(-1, "quiesce")
+        label = Label(-1, "quiesce", unit)
         full = mine.new_empty(mine.numel() * self.group_size)
         gather = single_tensor_collective("all_gather_single", "all_gather_into_tensor")
         _TorchWork(self._call(label, gather, full, mine), label, self).wait()

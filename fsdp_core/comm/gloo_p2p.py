@@ -12,7 +12,8 @@ Sends and receives start when the collective is issued and move on gloo's own th
 
 Labels: each message is preceded by its envelope, on a tag of its own so that it arrives whatever the peer does. The
 data's tag is a digest of the envelope: data of unlike collectives never meets (gloo aborts the process when a
-message is larger than its receiver), and ``wait`` compares envelopes before it waits for data.
+message is larger than its receiver), and ``wait`` compares envelopes before it waits for data. ``quiesce`` is an
+envelope alone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from fsdp_core.errors import EngineError, WireError
 
 SMALL_BYTES = 64 << 10  # an all-reduce up to here sends everything to everybody: one round instead of two
 _ENVELOPE_TAG = 0x7E57
+_QUIESCE = Label(-1, "quiesce")
 _SECOND_ROUND = 1 << 30  # flipped in the tag of an all-reduce's second half
 
 
@@ -204,6 +206,12 @@ class GlooP2PWire(Wire):
         is_source = self.group_rank == src
         self._hosts.record(self.counter, "broadcast", flat.numel() * flat.element_size() if is_source else 0)
         return exchange
+
+    def quiesce(self) -> None:
+        """Nothing of this rank is read after ``wait``. Envelopes are traded all the same: a rank that has come to its
+        optimizer learns here that a peer is still in a collective which nobody else is in."""
+        exchange, _ = self._begin("quiesce", _QUIESCE, 0, torch.uint8)
+        exchange.wait()
 
     def close(self) -> None:
         if self._failure is None:

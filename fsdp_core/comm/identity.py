@@ -4,6 +4,9 @@ Every collective adds its label to a running digest. At ``quiesce``, which every
 write, the digests of the group are compared: one all-gather of 16 bytes per rank and step, whatever the number of
 units. Only when they differ are the labels themselves exchanged, to name the first pair that does not match.
 
+gloo ends the process when a message is longer than its receiver expects. Where it carries the collectives, the
+digests are compared before each of them, too: 16 bytes per rank that always fit.
+
 On CUDA the comparison is read when the optimizer steps (a global step hook) or at the next use of the wire,
 whichever comes first, so that the host does not wait for the device at the end of backward.
 """
@@ -57,7 +60,7 @@ class CallRecord:
         self.read_pending()
         mine = torch.tensor([self._num_calls, self._digest], dtype=torch.int64, device=self._device)
         gathered = self._gather(mine)
-        calls, self._calls, self._num_calls, self._digest = self._calls, [], 0, 0
+        calls = self._take_calls()
         if self._device.type != "cuda":
             self._judge(gathered, calls)
             return
@@ -65,6 +68,17 @@ class CallRecord:
         event = torch.cuda.Event()
         event.record()
         self._pending = (on_host, event, calls)
+
+    def compare_first(self, gather: Gather) -> None:
+        """Collective, behind ``add`` and before the call itself. A rank that is in ``compare`` meanwhile meets this
+        and knows: it has issued a call less. Raises ``MismatchError`` on all ranks, and forgets their calls."""
+        gathered = gather(torch.tensor([self._num_calls, self._digest], dtype=torch.int64, device=self._device))
+        if any(not torch.equal(one, gathered[0]) for one in gathered):
+            self._judge(gathered, self._take_calls())
+
+    def _take_calls(self) -> list[tuple[str, Label]]:
+        calls, self._calls, self._num_calls, self._digest = self._calls, [], 0, 0
+        return calls
 
     def read_pending(self) -> None:
         """Wait for and judge a comparison that is still on the device."""

@@ -67,7 +67,7 @@ def choose_wire(
             )
         return WireSelection(CollectivesWire(group, ranks, device, ranks_per_host), choice)
     if choice == "collectives":
-        return WireSelection(CollectivesWire(group, ranks, device, ranks_per_host), choice)
+        return WireSelection(CollectivesWire(group, ranks, device, ranks_per_host, compares_first=True), choice)
     message = ""
     if choice in ("auto", "shared_memory"):
         try:

@@ -7,7 +7,7 @@ wire's device; ``F`` is the group's size, ``r`` this rank's index in it (0 <= r 
 Memory. A wire may want to own the memory it sends from (shared memory does): the engine asks it for every
 flat shard and every flat gradient buffer through ``empty(numel, dtype, role)``, and calls ``quiesce()``
 before anybody may overwrite a source that a peer could still be reading. Wires that copy on send return
-plain memory and make ``quiesce`` a no-op. Collectives must also accept memory they did not allocate. Wire memory
+plain memory, and their ``quiesce`` only compares what the ranks have called. Collectives must also accept memory they did not allocate. Wire memory
 cannot be resized (``storage.resize_(0)`` raises): drop the tensor instead.
 
 Who may write what, and when (peers may read this rank's memory while it computes):
@@ -29,7 +29,8 @@ Averages. Reductions take a divisor, since the wire has the sums in its cache wh
 afterwards would read and write the whole gradient once more.
 
 Identity. Every collective carries a ``Label`` (which unit, which phase), which every wire compares between the
-ranks: with each message, or (``collectives``) at ``quiesce``. Where peers disagree all ranks raise ``MismatchError``.
+ranks: with each message and at ``quiesce``, or (``collectives``) at ``quiesce`` and, on gloo, before each collective.
+Where peers disagree all ranks raise ``MismatchError``.
 
 Counting. ``bytes_sent(...)`` are recorded where they are sent, per primitive, into ``counter``.
 """

@@ -180,13 +180,21 @@ class Recorder:
 
     # -- ranks -------------------------------------------------------------------------------------------------------
 
-    def ranks(self, rank: int, world_size: int, is_inline: bool = False, shares_memory: bool = False) -> PretendRanks:
+    def ranks(
+        self,
+        rank: int,
+        world_size: int,
+        is_inline: bool = False,
+        shares_memory: bool = False,
+        compares_first: bool = False,
+    ) -> PretendRanks:
         """To be passed as ``process_group``: this process is ``rank`` of ``world_size`` that exist on paper.
 
         is_inline: they compute as CPUs do, where everything has happened when a call returns.
         shares_memory: groups inside one host read each other's shards where they lie.
+        compares_first: they compare their calls before each collective, as ``collectives`` does over gloo.
         """
-        return PretendRanks(self, rank, world_size, is_inline, shares_memory)
+        return PretendRanks(self, rank, world_size, is_inline, shares_memory, compares_first)
 
 
 class _MarkingLog(EventLog):
@@ -210,18 +218,19 @@ class PretendRanks(RankStandIn):
         world_size: int,
         is_inline: bool = False,
         shares_memory: bool = False,
+        compares_first: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is none of {world_size} ranks")
         self.recorder, self.rank, self.world_size = recorder, rank, world_size
-        self._is_inline, self._shares_memory = is_inline, shares_memory
+        self._is_inline, self._shares_memory, self._compares_first = is_inline, shares_memory, compares_first
 
     def wire(self, ranks: tuple[int, ...], ranks_per_host: int | None) -> Wire:
         if len(ranks) == 1:
             return _RecordedLocalWire(self.recorder)
         is_one_host = len({rank // ranks_per_host if ranks_per_host else 0 for rank in ranks}) == 1
         kind = RecordedSharedMemory if self._shares_memory and is_one_host else RecordedWire
-        return kind(self.recorder, ranks, ranks.index(self.rank), ranks_per_host)
+        return kind(self.recorder, ranks, ranks.index(self.rank), ranks_per_host, self._compares_first)
 
     def streams(self) -> Streams:
         return InlineStreams() if self._is_inline else RecordedStreams(self.recorder)
@@ -283,11 +292,18 @@ class _RecordedWork:
 
 
 class RecordedWire(CollectivesWire):
-    """Counts and orders like the wire of a real run on CUDA; nothing is sent."""
+    """Counts and orders like ``collectives`` in a real run; nothing is sent."""
 
-    def __init__(self, recorder: Recorder, ranks: tuple[int, ...], group_rank: int, ranks_per_host: int | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        ranks: tuple[int, ...],
+        group_rank: int,
+        ranks_per_host: int | None,
+        compares_first: bool,
+    ) -> None:
         self._recorder = recorder
-        self._take_place(ranks, group_rank, _META, ranks_per_host)
+        self._take_place(ranks, group_rank, _META, ranks_per_host, compares_first)
         self._calls = _RecordedCalls(recorder, self.ranks, self._gather_small)
 
     def _call(self, label: Label, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -333,6 +349,9 @@ class _RecordedCalls(CallRecord):
         recorder = self._recorder
         self._answer = (recorder.new_event(), recorder.stream)
         recorder.add(t.Record(*self._answer))
+
+    def compare_first(self, gather: Gather) -> None:
+        gather(torch.empty(2, dtype=torch.int64, device=_META))
 
     def read_pending(self) -> None:
         answer, self._answer = self._answer, None

@@ -124,7 +124,8 @@ def record_run(
     batch = sample_batch(info, micro_batch(config.train, world_size))
     micro_batches = [batch] * num_micro_batches(config.train, world_size)
     with Recorder() as recorder, stand_in(_paper_world(recorder, world_size)):
-        paper = recorder.ranks(0, world_size, is_inline, shares_memory)
+        compares_first = is_inline and config.sharding.wire == "collectives"
+        paper = recorder.ranks(0, world_size, is_inline, shares_memory, compares_first)
         built = build_trainee(config, context, ranks, info, process_group=paper)
         recorder.follow(built.trainee.model)
         recorder.begin_tape()  # not before: on the meta device the whole model was there for a moment

@@ -53,6 +53,42 @@ def test_b09_each_rank_uses_a_unit_of_its_own(ranks: Pools, wire: str, raf: bool
         assert "left" in outcome.value and "right" in outcome.value
 
 
+class Summands(nn.Module):
+    """All units run on every rank; a loss may do without some. Their sizes are not alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(4, 9), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, missing: str) -> Tensor:
+        parts = {name: unit(x).square().mean() for name, unit in self.named_children()}
+        return torch.stack([part for name, part in parts.items() if name not in missing]).sum()
+
+
+def _one_loss_misses(rank: Rank, options: dict[str, Any], missing: str) -> str:
+    model = Summands()
+    fsdp_core.fully_shard(model, units=[model.a, model.b, model.c], **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def step() -> None:
+        model(torch.ones(2, 4), missing if rank.rank == 1 else "").backward()
+        optimizer.step()
+
+    return message_of(step, MismatchError)
+
+
+@pytest.mark.parametrize("raf", [True, pytest.param(False, marks=pytest.mark.full)], ids=["raf", "nraf"])
+@pytest.mark.parametrize("missing", ["a", pytest.param("c", marks=pytest.mark.full)])
+@pytest.mark.parametrize("wire", ["collectives", "gloo_p2p", "shared_memory"])
+def test_b09_one_ranks_loss_does_without_a_unit(ranks: Pools, wire: str, missing: str, raf: bool) -> None:
+    """gloo would end the process where gathers of unlike sizes meet."""
+    outcomes = ranks(2).outcomes(_one_loss_misses, {"wire": wire, "reshard_after_forward": raf}, missing)
+    ranks(2).is_usable = False
+    for outcome in outcomes:
+        assert outcome.is_ok, outcome.traceback
+        assert "different" in outcome.value
+
+
 # B47 ----------------------------------------------------------------------------------------------------------------
 
 
