@@ -6,9 +6,9 @@ wire's device; ``F`` is the group's size, ``r`` this rank's index in it (0 <= r 
 
 Memory. A wire may want to own the memory it sends from (shared memory does): the engine asks it for every
 flat shard and every flat gradient buffer through ``empty(numel, dtype, role)``, and calls ``quiesce()``
-before anybody may overwrite a source that a peer could still be reading. Wires that copy on send return
-plain memory, and their ``quiesce`` only compares what the ranks have called. Collectives must also accept memory they did not allocate. Wire memory
-cannot be resized (``storage.resize_(0)`` raises): drop the tensor instead.
+before anybody may overwrite a source that a peer could still be reading. Wires that copy on send return plain
+memory, and their ``quiesce`` only compares what the ranks have called. Collectives must also accept memory they
+did not allocate. Wire memory cannot be resized (``storage.resize_(0)`` raises): drop the tensor instead.
 
 Who may write what, and when (peers may read this rank's memory while it computes):
 
