@@ -202,7 +202,7 @@ def _tell(errors: ConfigErrors) -> None:
     The others wait for it: torchrun ends all ranks as soon as one has failed.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        text = f"{errors}\n\nNothing was started. fsdp-launch --help lists groups and keys."
+        text = f"{errors}\n\n{errors.closing}"
         print(text, file=sys.stderr, flush=True)
     else:
         let_the_first_rank_speak()

@@ -36,16 +36,22 @@ class Problem:
 
 
 class ConfigErrors(Exception):
-    """All problems of one command line. The program says them and ends with exit code 2; nothing has been started."""
+    """All problems of one command line. The program says them and ends with exit code 2; nothing has been started.
+
+    about: what the problems are with, in the heading. closing: the last line of what is said.
+    """
+
+    about = "in the config"
+    closing = "Nothing was started. fsdp-launch --help lists groups and keys."
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = list(problems)
-        super().__init__(describe(self.problems))
+        super().__init__(describe(self.problems, self.about))
 
 
-def describe(problems: list[Problem]) -> str:
+def describe(problems: list[Problem], about: str = ConfigErrors.about) -> str:
     """The text for people: a heading with the count, then one block per problem."""
-    heading = "1 problem in the config:" if len(problems) == 1 else f"{len(problems)} problems in the config:"
+    heading = f"1 problem {about}:" if len(problems) == 1 else f"{len(problems)} problems {about}:"
     return "\n\n".join([heading, *(_block(number, problem) for number, problem in enumerate(problems, start=1))])
 
 

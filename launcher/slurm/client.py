@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-_TIMEOUT_S = 60
+from launcher.announce import say
+
+_TIMEOUT_S, _QUIET_S = 60, 10  # until it is ended; until people are told what is waited for
 _DEFAULT_MAX_ARRAY = 1001
 _SHOWN = 200  # characters of an answer that cannot be read
 _SUBMITTED = re.compile(r"(\d+)(;\S*)?")
@@ -24,11 +28,19 @@ _OTHERS = re.compile(
 
 
 class SlurmError(Exception):
-    """A program of SLURM is not there, or refuses; the text is its own."""
+    """A program of SLURM is not there, or refuses; the text is its own. program: which one, ``sbatch``."""
+
+    def __init__(self, words: str, program: str) -> None:
+        super().__init__(words)
+        self.program = program
 
 
 class SlurmSilentError(SlurmError):
     """A program of SLURM did not answer in time; what it was asked to do may have been done."""
+
+
+class UnknownSubmissionError(SlurmError):
+    """Whether sbatch has submitted a job is not known. It may also come into the queue later."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +75,18 @@ def clean_environment(environ: Mapping[str, str], options: Collection[str] = ())
 def sbatch(script: Path, environ: Mapping[str, str]) -> str:
     """Submit a script file; the job's id.
 
+    Where sbatch names no job, the queue is asked for one with this script.
+
     Raises:
-        SlurmError: with sbatch's own words, or with what it said instead of an id. The queue was then asked for a job
-            with this script, and had none or did not answer.
+        UnknownSubmissionError: sbatch was ended for its silence and the queue has no such job, so far; or sbatch named
+            none and the queue did not answer.
+        SlurmError: with sbatch's own words, or with what it said instead of an id.
     """
+    is_late = False
     try:
         answer = _call(["sbatch", "--parsable", str(script)], environ)
     except SlurmSilentError as error:
-        said = str(error)
+        said, is_late = str(error), True
     else:
         # a site's wrapper may add lines of its own
         ids = [found[1] for line in answer.splitlines() if (found := _SUBMITTED.fullmatch(line.strip()))]
@@ -80,12 +96,12 @@ def sbatch(script: Path, environ: Mapping[str, str]) -> str:
     try:
         ids = [job.partition("_")[0] for job, path in scripts().items() if path == script]
     except SlurmError as error:
-        raise SlurmError(
-            f"{said}. Whether a job was submitted could not be asked ({error}): look with squeue"
-        ) from None
+        words = f"{said}. Whether a job of {script} is in the queue could not be asked: {error}"
+        raise UnknownSubmissionError(words, "sbatch") from None
     if ids:
         return ids[-1]
-    raise SlurmError(f"{said}; squeue knows no job of {script}")
+    words = f"{said}; squeue knows no job of {script}"
+    raise UnknownSubmissionError(f"{words}, so far", "sbatch") if is_late else SlurmError(words, "sbatch")
 
 
 def queue(ids: Collection[str]) -> dict[str, Queued]:
@@ -173,7 +189,7 @@ def _rows(program: str, answer: str, num_fields: int) -> list[list[str]]:
     rows = [line.split("|", num_fields - 1) for line in lines if _JOB_LINE.match(line)]
     rows = [row for row in rows if len(row) == num_fields]
     if lines and not rows:
-        raise SlurmError(f"{program} said nothing that could be read: {answer.strip()[:_SHOWN]!r}")
+        raise SlurmError(f"{program} said nothing that could be read: {answer.strip()[:_SHOWN]!r}", program)
     return rows
 
 
@@ -182,23 +198,42 @@ def _bases(ids: Collection[str]) -> set[str]:
 
 
 def _call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """Standard output of the program, which is ended with all that it started (a site's wrapper) if it stays silent."""
+    program = words[0]
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             words,
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
             env=dict(clean_environment(os.environ) if environ is None else environ),
+            start_new_session=True,
         )
     except FileNotFoundError:
-        raise SlurmError(f"{words[0]} is not installed here") from None
+        raise SlurmError(f"{program} is not installed here", program) from None
+    with process:
+        try:
+            out, err = _answer(process, program)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise SlurmError(err.strip() or f"{program} ended with code {process.returncode}", program)
+    return out
+
+
+def _answer(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=_QUIET_S)
     except subprocess.TimeoutExpired:
-        raise SlurmSilentError(f"{words[0]} did not answer in {_TIMEOUT_S} s") from None
-    if done.returncode:
-        raise SlurmError(done.stderr.strip() or f"{words[0]} ended with code {done.returncode}")
-    return done.stdout
+        say(f"{program} has not answered for {_QUIET_S} s; waiting for it, {_TIMEOUT_S} s in all")
+    try:
+        return process.communicate(timeout=_TIMEOUT_S - _QUIET_S)
+    except subprocess.TimeoutExpired:
+        raise SlurmSilentError(f"{program} did not answer in {_TIMEOUT_S} s", program) from None
 
 
 def _seconds(left: str) -> int | None:

@@ -1,7 +1,9 @@
 """What a job leaves in its run folder, so that its story can be told without SLURM's accounting.
 
 =========================================  =========================================================================
-slurm/jobs.jsonl                           one line for each submission, start and end, never rewritten
+slurm/jobs.jsonl                           one line for each submission (before it, and with its job), start and end,
+                                           never rewritten
+slurm/submission                           which submission is the latest: a job of an earlier one runs nothing
 slurm/job.sh                               the script
 slurm/ends/JOB.RESTART/rank_N.json         how a rank ended, by the process that kept it: of every rank that failed,
                                            and of rank 0
@@ -20,6 +22,8 @@ from launcher.failure import Failure
 from launcher.files import append_line, read_lines, write_whole
 
 FOLDER = "slurm"
+SCRIPT, SUBMISSION = Path(FOLDER) / "job.sh", Path(FOLDER) / "submission"
+_JOBS = "jobs.jsonl"
 DONE, SAVED, FAILED = "done", "saved", "failed"  # how one rank ended
 _LOST = "lost"  # of ``states``, which reads this module
 
@@ -54,6 +58,7 @@ class Story:
     ended: the end of that start, None while it runs or if nothing could record it.
     num_saves, num_crashes, num_lost: starts of this job that went back to the queue after saving, after a crash, with
         a lost node.
+    is_submitting: a submission was begun and nobody knows whether SLURM has taken it.
     original: the folder that the job was submitted from and works in, where this one is a copy of it; None otherwise.
     """
 
@@ -63,6 +68,7 @@ class Story:
     num_saves: int = 0
     num_crashes: int = 0
     num_lost: int = 0
+    is_submitting: bool = False
     original: str | None = None
 
 
@@ -71,7 +77,20 @@ def add(run_dir: Path, event: str, **facts: Any) -> None:
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
     where = str(run_dir.absolute())
-    append_line(folder / "jobs.jsonl", {"event": event, "time": time.time(), "folder": where, **facts})
+    append_line(folder / _JOBS, {"event": event, "time": time.time(), "folder": where, **facts})
+
+
+def next_submission(run_dir: Path) -> str:
+    """What tells the next submission of this run from the ones before it."""
+    before = [line for line in read_lines(run_dir / FOLDER / _JOBS) if line.get("event") == "submitting"]
+    return str(len(before) + 1)
+
+
+def begin_submission(run_dir: Path, submission: str) -> None:
+    """From here on jobs of earlier submissions run nothing. To be called before sbatch; afterwards ``submitted`` or
+    ``refused`` is added."""
+    add(run_dir, "submitting", submission=submission)
+    write_whole(run_dir / SUBMISSION, submission + "\n")
 
 
 def add_end(run_dir: Path, job: str, restart: int, ended: Ended) -> None:
@@ -81,7 +100,7 @@ def add_end(run_dir: Path, job: str, restart: int, ended: Ended) -> None:
 def story(run_dir: Path) -> Story:
     """The latest submission's story; lines that a crash cut short are passed over."""
     told = Story()
-    for line in read_lines(run_dir / FOLDER / "jobs.jsonl"):
+    for line in read_lines(run_dir / FOLDER / _JOBS):
         try:
             told = _after(told, line)
         except (KeyError, TypeError, ValueError):  # a damaged line
@@ -107,8 +126,12 @@ def rank_ends(run_dir: Path, job: str, restart: int) -> list[RankEnd]:
 
 def _after(told: Story, line: dict[str, Any]) -> Story:
     event = line["event"]
+    if event in ("submitting", "refused"):
+        return replace(told, is_submitting=event == "submitting")
     if event in ("submitted", "started") and line["job"] != told.job:  # a job may start before its submitter writes
         told = Story(job=str(line["job"]), original=line.get("folder"))
+    if event == "submitted":
+        return replace(told, is_submitting=False)
     if event == "started" and line["job"] == told.job:
         return replace(told, restart=int(line["restart"]), ended=None)
     if event == "ended" and line["job"] == told.job and line["restart"] >= (told.restart or 0):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.schema import ClusterConfig, Config
 from launcher.slurm.lead import lead_s
+from launcher.slurm.records import SUBMISSION
 from launcher.time_limit import canonical, seconds_of
 from recipes.secrets import is_secret
 
@@ -25,6 +26,7 @@ class Place:
     run_dir: the run folder, on a file system that every node sees.
     code_dir: the code's copy, which the job runs.
     plugins: the user's files, copied too.
+    submission: what ``records.SUBMISSION`` in the run folder holds while this is its latest one.
     python: the interpreter of the ranks' end keeper and, without ``cluster.python``, of the ranks.
     """
 
@@ -33,6 +35,7 @@ class Place:
     python: str
     plugins: tuple[Path, ...] = ()
     name: str = "fsdp"
+    submission: str = "1"
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,11 @@ def _body(config: Config, place: Place, array: Array | None, lead: int) -> list[
     after = shlex.join([place.python, "-P", "-m", "launcher.slurm.after", *limits, "--lead", str(lead)])
     return [
         *lines,
+        "# SLURM may take a job long after sbatch was given up: of a run folder's jobs, only the last submission's runs.",
+        f'if [ "$(cat "$run_dir/{SUBMISSION}")" != {shlex.quote(place.submission)} ]; then',
+        '  echo "this run folder was submitted again, or is gone: nothing is run" >&2',
+        "  exit 1",
+        "fi",
         f'export PYTHONPATH={shlex.quote(str(place.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONUNBUFFERED=1',
         *_variables(cluster),
         "",

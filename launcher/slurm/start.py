@@ -17,8 +17,8 @@ from launcher.schema import Config
 from launcher.slurm import client, records, states
 from launcher.slurm.client import SlurmError
 from launcher.slurm.script import JOB_LOG
-from launcher.slurm.status import exit_code_of, states_of, wait_for
-from launcher.slurm.submit import Prepared, refusal, script_of, submit
+from launcher.slurm.status import exit_code_of, look_for_submission, states_of, wait_for
+from launcher.slurm.submit import Prepared, not_here, refused, script_of, submit
 from recipes.data.files import expanded
 
 NEW_RUN_FOLDER = Path("runs") / "NEW_RUN_FOLDER"  # stands in a printed script for the folder that submitting makes
@@ -32,7 +32,7 @@ def submit_run(config: Config, request: LaunchRequest, environ: Mapping[str, str
             made for it is gone again.
     """
     if not client.is_here():
-        raise ConfigErrors([refusal("sbatch is not installed here")])
+        raise not_here()
     named = None if config.run.dir is None else expanded(config.run.dir).absolute()
     is_new = named is None or not named.exists()
     if named is not None and not is_new:
@@ -45,7 +45,9 @@ def submit_run(config: Config, request: LaunchRequest, environ: Mapping[str, str
             lines += resuming.take_back(config, run_dir)
             (job,) = submit([prepared(config, request, run_dir)], environ=environ)
     except BaseException:
-        if is_new:
+        if records.story(run_dir).is_submitting:  # a job may come to run there
+            say(f"run folder: {short(run_dir)}")
+        elif is_new:
             shutil.rmtree(run_dir, ignore_errors=True)
         raise
     for line in lines:
@@ -66,9 +68,10 @@ def prepared(config: Config, request: LaunchRequest, run_dir: Path) -> Prepared:
 
 def _refuse_busy(run_dir: Path) -> None:
     try:
+        look_for_submission(run_dir)
         (state,) = states_of([run_dir])
     except SlurmError as error:
-        raise ConfigErrors([refusal(str(error))]) from None
+        raise refused(error) from None
     if state.state in (states.PENDING, states.RUNNING):
         job = records.story(run_dir).job
         problem = Problem(

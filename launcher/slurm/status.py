@@ -28,6 +28,20 @@ def states_of(run_dirs: Sequence[Path]) -> list[JobState]:
     return [job_state(known.get(story.job or ""), story) for story in stories]
 
 
+def look_for_submission(run_dir: Path) -> None:
+    """Where nobody knows whether the latest submission of a run was taken: the queue is asked, what it has is noted.
+
+    Raises:
+        SlurmError: the controller does not answer.
+    """
+    if not records.story(run_dir).is_submitting:
+        return
+    script = run_dir / records.SCRIPT
+    found = [job for job, path in client.scripts().items() if path == script]
+    if found:
+        records.add(run_dir, "submitted", job=found[-1])
+
+
 def wait_for(run_dir: Path, say: Callable[[str], None], pause: Callable[[float], None]) -> JobState:
     """Returns when the run's job has ended for good; tells each change. ``pause``: time.sleep, or a test's clock."""
     told = ""

@@ -12,6 +12,7 @@ from launcher.announce import say
 from launcher.errors import ConfigErrors, Problem
 from launcher.schema import Config
 from launcher.slurm import client, records, snapshot
+from launcher.slurm.client import SlurmError, UnknownSubmissionError
 from launcher.slurm.lead import measured_save_s
 from launcher.slurm.script import Array, Place, sbatch_options, script_text
 from recipes.secrets import is_secret
@@ -43,6 +44,8 @@ def submit(
 
     Raises:
         ConfigErrors: sbatch is not here or refuses; what was submitted before that is cancelled again.
+        MaybeSubmitted: nobody knows whether it took the last one; a job of an earlier submission runs nothing, so
+            that it is safe to submit the runs again.
     """
     if len(jobs) == 1:
         return [_submit_one(jobs[0], environ)]
@@ -50,7 +53,8 @@ def submit(
     ids: dict[int, str] = {}
     try:
         for number, members in enumerate(_arrays(jobs, client.max_array_size())):
-            array_id = _submit_array([jobs[index] for index in members], folder, number, max_parallel, environ)
+            part = [jobs[index] for index in members]
+            array_id = _submit_array(part, folder, number, max_parallel, environ)
             for element, index in enumerate(members):
                 ids[index] = f"{array_id}_{element}"
                 records.add(jobs[index].run_dir, "submitted", job=ids[index])
@@ -63,7 +67,7 @@ def submit(
 def place_of(job: Prepared) -> Place:
     code_dir = job.code_dir or job.run_dir / "code"
     plugins = tuple(job.run_dir / "plugins" / Path(plugin).name for plugin in job.config.plugins)
-    return Place(job.run_dir, code_dir, sys.executable, plugins, job.name)
+    return Place(job.run_dir, code_dir, sys.executable, plugins, job.name, records.next_submission(job.run_dir))
 
 
 def script_of(job: Prepared) -> str:
@@ -75,9 +79,9 @@ def _submit_one(job: Prepared, environ: Mapping[str, str]) -> str:
     place = place_of(job)
     if job.code_dir is None:
         snapshot.take(place.code_dir)
-    script = _write(job.run_dir / records.FOLDER / "job.sh", script_of(job))
+    script = _write(job.run_dir / records.SCRIPT, script_of(job))
     options = [name for name, _ in sbatch_options(job.config, place, None, 0)]
-    job_id = _sbatch(script, job.config, options, environ)
+    job_id = _sbatch(script, [job], place.submission, options, environ)
     try:
         records.add(job.run_dir, "submitted", job=job_id)
     except OSError:  # a full disk: nobody would know of the job
@@ -90,7 +94,7 @@ def _take_back(ids: set[str]) -> None:
     """What was submitted a moment ago is not wanted any more."""
     try:
         client.cancel(ids)
-    except client.SlurmError as error:
+    except SlurmError as error:
         say(f"SLURM does not answer: {error}\nto end what was submitted: scancel {' '.join(sorted(ids))}")
 
 
@@ -113,10 +117,11 @@ def _submit_array(
     array = Array(folder / f"array_{number}", len(jobs), max_parallel)
     array.folder.mkdir(parents=True, exist_ok=True)
     _write(array.run_folders, "".join(f"{job.run_dir}\n" for job in jobs))
-    place = replace(place_of(first), code_dir=first.code_dir or snapshot.take(folder / "code"))
+    code_dir = first.code_dir or snapshot.take(folder / "code")
+    place = replace(place_of(first), code_dir=code_dir, submission=str(array.folder))
     script = _write(array.folder / "job.sh", script_text(first.config, place, array))
     options = [name for name, _ in sbatch_options(first.config, place, array, 0)]
-    return _sbatch(script, first.config, options, environ)
+    return _sbatch(script, jobs, place.submission, options, environ)
 
 
 def _write(path: Path, text: str) -> Path:
@@ -125,25 +130,65 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def _sbatch(script: Path, config: Config, options: Sequence[str], environ: Mapping[str, str]) -> str:
-    secrets = {name: value for name, value in config.cluster.env.items() if is_secret(name, value)}
+def _sbatch(
+    script: Path, jobs: Sequence[Prepared], submission: str, options: Sequence[str], environ: Mapping[str, str]
+) -> str:
+    for job in jobs:
+        records.begin_submission(job.run_dir, submission)
+    secrets = {name: value for name, value in jobs[0].config.cluster.env.items() if is_secret(name, value)}
     try:
         return client.sbatch(script, {**client.clean_environment(environ, options), **secrets})
-    except client.SlurmError as error:
-        raise ConfigErrors([refusal(str(error))]) from None
+    except SlurmError as error:
+        if not isinstance(error, UnknownSubmissionError):
+            for job in jobs:
+                records.add(job.run_dir, "refused")
+        raise refused(error) from None
 
 
-def refusal(words: str) -> Problem:
-    """sbatch's refusal as a problem of the config, with a hint where its words are known."""
-    remedy = "look at the options: fsdp-launch cluster=slurm action=print_script ..."
+class MaybeSubmitted(ConfigErrors):
+    """It is not known whether SLURM has taken the jobs: whatever was made for them must stay."""
+
+    about = "with SLURM"
+    closing = "Whether anything was started is not known."
+
+
+class NoAnswer(ConfigErrors):
+    """A question to SLURM, or a cancellation, came to nothing."""
+
+    about = "with SLURM"
+    closing = "Nothing was started."
+
+
+def not_here() -> ConfigErrors:
+    return refused(SlurmError("sbatch is not installed here", "sbatch"))
+
+
+def refused(error: SlurmError) -> ConfigErrors:
+    """What a program of SLURM says as a problem, with a hint where its words are known."""
+    words, program = str(error), error.program
+    what, remedy = _ABOUT.get(program, _ASKING)
     for fragment, hint in _HINTS.items():
         if fragment in words:
             remedy = hint
-    return Problem("SLURM does not take the job", "cluster", words, "sbatch", remedy=remedy)
+    if isinstance(error, UnknownSubmissionError):
+        return MaybeSubmitted([Problem(_UNKNOWN, "cluster", words, program, remedy=_LOOK_FIRST)])
+    problem = Problem(what, "cluster", words, program, remedy=remedy)
+    return ConfigErrors([problem]) if program == "sbatch" else NoAnswer([problem])
 
 
+_ASKING = ("SLURM cannot be asked about its jobs", "try again later; squeue, typed by hand, should answer first")
+_ABOUT = {
+    "sbatch": ("SLURM does not take the job", "look at the options: fsdp-launch cluster=slurm action=print_script ..."),
+    "scancel": ("SLURM does not cancel the job", "try again later; scancel, typed by hand, should answer first"),
+}
+_UNKNOWN = "it is not known whether SLURM takes the job"
+_LOOK_FIRST = (
+    "once squeue answers, the same command again with this folder (sweep.do=resume for a sweep): it looks for the job "
+    "first, and of several jobs for one run folder only the one submitted last runs"
+)
 _HINTS = {
-    "not installed here": "submit from a machine that has sbatch, a login node; cluster=local trains on this machine",
+    "sbatch is not installed": "submit from a machine that has sbatch, a login node; cluster=local trains here",
+    "is not installed here": "use a machine that has SLURM's programs, a login node",
     "Invalid generic resource": "cluster.device=cpu asks for no GPUs; cluster.gpus_per_node and cluster.gres say which",
     "nvalid partition": "cluster.partition=NAME; sinfo lists the partitions",
     "Requested time limit is invalid": "a shorter cluster.time_limit; sinfo shows the partition's",

@@ -14,7 +14,7 @@ from launcher.announce import say, short
 from launcher.errors import EXIT_OK, ConfigErrors, Problem
 from launcher.schema import Config
 from launcher.slurm import client
-from launcher.slurm.submit import refusal
+from launcher.slurm.submit import refused
 from launcher.sources import Sources
 from launcher.sweep import folder, record, slurm, states, table
 from launcher.sweep.drive import command, exit_code
@@ -28,7 +28,6 @@ from launcher.sweep.search import resume_search
 from launcher.sweep.settle import apparent, settle
 from launcher.sweep.start import run_jobs
 
-_CANCELLING_S = 120.0
 TAKEN = ("sweep.dir", "sweep.do", "sweep.max_parallel", "sweep.fail_fast", "sweep.wait", "action", "plugins")
 
 
@@ -94,7 +93,7 @@ def _cancel(sweep: Sweep) -> int:
         say(f"ending the jobs of process {holder.pid}")
         with suppress(ProcessLookupError):  # it has ended by itself
             os.kill(holder.pid, signal.SIGTERM)  # Ctrl-C is ignored by what a shell started in the background
-        deadline = time.monotonic() + _CANCELLING_S
+        deadline = time.monotonic() + slurm.LEAVING_S
         while is_held(sweep.path / folder.LOCK_FILE):
             if time.monotonic() >= deadline:
                 raise folder.in_use(sweep)
@@ -115,9 +114,9 @@ def _cancel_submitted(sweep: Sweep) -> None:
     """Jobs in SLURM's queue, or running there. One that reached its end just now stays done."""
     jobs = [job for job in sweep.jobs() if job.state == states.RUNNING]
     try:
-        left = slurm.cancel(jobs, _CANCELLING_S)
+        left = slurm.cancel(jobs, slurm.LEAVING_S)
     except client.SlurmError as error:
-        raise ConfigErrors([refusal(str(error))]) from None
+        raise refused(error) from None
     for job in left:
         say(f"job {job.number} ({job.slurm_id}) does not end: scancel {job.slurm_id} again, look at sweep.do=status")
 

@@ -55,7 +55,8 @@ class Job:
     overrides: every override of its config. content_hash: of its config; equal hashes are one experiment.
     params: what a search chose, as the search wants it back; empty in a grid.
     num_ranks, device: of its config, for whoever divides the machine.
-    attempt: how often it was claimed. backend: who has it. slurm_id: of its latest submission.
+    attempt: how often it was claimed. backend: who has it. slurm_id: of its latest submission, None while
+        that is not known. slurm_ids: of all of them.
     end: of the latest attempt, None while there is none. started_s, ended_s: seconds since the epoch.
     note: for people, about a job that has not ended: why it waits.
     """
@@ -71,6 +72,7 @@ class Job:
     attempt: int = 0
     backend: str = ""
     slurm_id: str | None = None
+    slurm_ids: frozenset[str] = frozenset()
     end: End | None = None
     started_s: float | None = None
     ended_s: float | None = None
@@ -169,7 +171,7 @@ def _after(job: Job | None, line: Mapping[str, Any]) -> Job | None:
                 ended_s=None,
             )
         case "submitted":
-            return replace(job, slurm_id=line["slurm_id"])
+            return replace(job, slurm_id=line["slurm_id"], slurm_ids=job.slurm_ids | {line["slurm_id"]})
         case "started":
             return replace(job, end=None, started_s=line["time"], ended_s=None)
         case "ended":

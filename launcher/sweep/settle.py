@@ -50,6 +50,8 @@ def apparent(sweep: Sweep) -> list[Job]:
         is_local = job.state == states.RUNNING and job.backend != slurm.NAME
         if is_local and not is_driven and not is_held(job.folder / record.LOCK_FILE):
             job = record.ended(job, _lost(job))
+        elif slurm.is_unnoted(job) and not is_driven:
+            job = record.noted(job, "nobody noted whether SLURM has taken it: sweep.do=resume finds out")
         shown.append(on_slurm.get(job.number, job))
     return shown
 

@@ -21,7 +21,7 @@ from launcher.slurm.snapshot import take
 from launcher.slurm.start import prepared
 from launcher.slurm.states import JobState
 from launcher.slurm.status import POLL_S, exit_code_of, states_of
-from launcher.slurm.submit import Prepared, refusal, submit
+from launcher.slurm.submit import MaybeSubmitted, Prepared, not_here, refused, submit
 from launcher.sweep import record, states
 from launcher.sweep.backends import Backend, Event
 from launcher.sweep.folder import Sweep
@@ -31,6 +31,7 @@ from launcher.sweep.stored import request_of, stored_config
 
 NAME = "slurm"
 _ENDING_POLL_S = 1.0
+LEAVING_S = 120.0  # what a cancelled job may take to save and leave
 
 
 @dataclass
@@ -57,7 +58,7 @@ class SlurmBackend(Backend):
     def submit(self, jobs: Sequence[Job]) -> None:
         """The code is copied once for all of them: what is edited while they wait does not reach them."""
         if not client.is_here():
-            raise ConfigErrors([refusal("sbatch is not installed here")])
+            raise not_here()
         folder = self.sweep.path / "slurm" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
         folder.mkdir(parents=True)
         code = take(folder / "code")
@@ -66,7 +67,9 @@ class SlurmBackend(Backend):
             record.add(job.folder, "claimed", attempt=job.attempt + 1, backend=self.name)
         try:
             ids = submit(ready, folder, self.max_parallel, self.base)
-        except BaseException:
+        except MaybeSubmitted:  # ``settle`` finds out, before anything is submitted again
+            raise
+        except ConfigErrors:
             for job in jobs:
                 record.add(job.folder, "released")
             raise
@@ -110,24 +113,50 @@ class SlurmBackend(Backend):
 def settle(sweep: Sweep, jobs: Sequence[Job]) -> None:
     """Jobs on record as running: the end of those that are over is written down.
 
-    A program that was killed while it submitted may have left jobs in the queue that nobody noted: they are cancelled,
-    so that none of them runs beside a later start of the same job.
+    A submission of which nobody knows whether SLURM took it (its program was killed, sbatch or squeue was silent) is
+    looked for: a job that has started is taken over, one that waits in the queue is cancelled, so that none of them
+    runs beside a later start of the same job. What SLURM takes later still runs nothing (``records.SUBMISSION``).
 
     Raises:
-        ConfigErrors: SLURM does not answer.
+        ConfigErrors: SLURM does not answer, or a cancelled job does not leave its queue.
     """
+    jobs = [_taken_over(job) if job.slurm_id is None else job for job in jobs]
     try:
         if unnoted := [job for job in jobs if job.slurm_id is None]:
-            noted = {job.slurm_id for job in sweep.jobs()}
-            client.cancel({job for job, script in client.scripts().items() if _is_ours(sweep, script, job, noted)})
+            _cancel_unnoted(sweep)
             for job in unnoted:
-                error = "the program that submitted it was killed before it could note the job"
-                record.add_end(job.folder, End(states.LOST, None, error=error))
+                record.add_end(job.folder, End(states.LOST, None, error="nobody noted whether it was submitted"))
         for job, state in asked(jobs):
             if state.is_over:
                 record_end(job, state)
     except SlurmError as problem:
-        raise ConfigErrors([refusal(str(problem))]) from None
+        raise refused(problem) from None
+
+
+def is_unnoted(job: Job) -> bool:
+    """Whether it may have been submitted without anybody's noting it. Whoever submits it now looks the same."""
+    return job.state == states.RUNNING and job.backend == NAME and job.slurm_id is None
+
+
+def _taken_over(job: Job) -> Job:
+    """The job as the run folder knows it, which sbatch's answer, or its own start, may have reached."""
+    story = records.story(job.run_dir)
+    if story.job is None or story.job in job.slurm_ids or story.original is not None:
+        return job
+    record.add(job.folder, "submitted", slurm_id=story.job)
+    return _reread(job)
+
+
+def _cancel_unnoted(sweep: Sweep) -> None:
+    """Jobs of this sweep in the queue that are on nobody's record; returns when they have left it."""
+    noted = {slurm_id for job in sweep.jobs() for slurm_id in job.slurm_ids}
+    deadline = time.monotonic() + LEAVING_S
+    while ids := {job for job, script in client.scripts().items() if _is_ours(sweep, script) and job not in noted}:
+        if time.monotonic() >= deadline:
+            listed = " ".join(sorted(ids))
+            raise SlurmError(f"jobs of the sweep that nobody noted do not end: scancel {listed}", "scancel")
+        client.cancel(ids)
+        time.sleep(_ENDING_POLL_S)
 
 
 def cancel(jobs: Sequence[Job], wait_s: float) -> list[Job]:
@@ -179,8 +208,8 @@ def _asked(jobs: Sequence[Job]) -> list[tuple[Job, JobState]]:
         return []
 
 
-def _is_ours(sweep: Sweep, script: Path, job: str, noted: set[str | None]) -> bool:
-    return script.resolve().is_relative_to(sweep.path.resolve()) and job not in noted
+def _is_ours(sweep: Sweep, script: Path) -> bool:
+    return script.resolve().is_relative_to(sweep.path.resolve())
 
 
 def _reread(job: Job) -> Job:

@@ -126,7 +126,7 @@ def test_a_rank_that_hangs_outside_python_ends_itself(started: list[Script]) -> 
 
 def test_a_heeded_request_has_no_clock_any_more(started: list[Script]) -> None:
     body = (
-        "signals.grace_s = 0.3; until(lambda: signals.stop.why); signals.stop.heed(); time.sleep(0.8); print('saved')"
+        "signals.grace_s = 1.0; until(lambda: signals.stop.why); signals.stop.heed(); time.sleep(1.5); print('saved')"
     )
     script = start(started, body)
     script.send(signal.SIGTERM)
@@ -136,11 +136,13 @@ def test_a_heeded_request_has_no_clock_any_more(started: list[Script]) -> None:
 def test_ctrl_c_unwinds(started: list[Script]) -> None:
     body = """
     try:
+        print("inside", flush=True)  # a signal before the try block would be nobody's to catch
         time.sleep(600)
     except KeyboardInterrupt as stop:
         print("unwound", stop.exit_code)
     """
     script = start(started, body)
+    script.expect("inside")
     script.send(signal.SIGINT)
     assert script.end() == (0, "unwound 130\n")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,6 +203,149 @@ def test_a_controller_that_is_away_is_no_unknown_job(programs: Programs) -> None
     programs("squeue", "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n")
     with pytest.raises(client.SlurmError, match="Unable to contact"):
         client.queue(["7"])
+
+
+NO_CONTROLLER = "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+
+
+def test_the_program_that_fails_is_named(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each with a title and a remedy of its own: nobody looks for sbatch's options because squeue is silent."""
+    assert cli.main(["cluster=slurm", "run.dir=one"]) == 0
+    assert cli.main(["-m", "cluster=slurm", "sweep.dir=s", "run.seed=1,2"]) == 0
+    programs("squeue", NO_CONTROLLER)
+    cancelled = [["action=sweep", f"sweep.dir={name}", "sweep.do=cancel"] for name in ("one", "s")]
+    for words in (["action=sweep", "sweep.dir=one", "sweep.do=status"], ["cluster=slurm", "run.dir=one"], *cancelled):
+        programs("scancel", "#!/bin/sh\n")
+        assert cli.main(words) == 2
+        said = capsys.readouterr().err
+        assert "1 problem with SLURM:\n\n1. cluster: SLURM cannot be asked about its jobs\n" in said
+        assert "from:     squeue\n" in said
+        assert "sbatch" not in said and "--help" not in said
+    programs("squeue", "#!/bin/sh\nprintf '101|RUNNING|None|n1|1:00\\n102_0|RUNNING|None|n1|1:00\\n'\n")
+    programs("scancel", NO_CONTROLLER)
+    for words in cancelled:
+        assert cli.main(words) == 2
+        said = capsys.readouterr().err
+        assert "cluster: SLURM does not cancel the job\n" in said and "from:     scancel\n" in said
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_QUIET_S", 0.2)
+    monkeypatch.setattr(client, "_TIMEOUT_S", 0.6)
+
+
+def test_a_program_that_hangs_is_told_and_ended(
+    programs: Programs, impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what it started: a site's wrapper must not submit after it was given up."""
+    assert cli.main(["-m", "cluster=slurm", "sweep.dir=s", "run.seed=1,2"]) == 0
+    programs("squeue", f"#!/bin/sh\n(sleep 2; touch {tmp_path}/late) & sleep 600\n")
+    began = time.monotonic()
+    assert cli.main(["action=sweep", "sweep.dir=s", "sweep.do=status"]) == 0
+    said = capsys.readouterr()
+    assert "squeue has not answered for 0.2 s; waiting for it, 0.6 s in all" in said.err
+    assert "SLURM does not answer, jobs are shown as they are on record: squeue did not answer in 0.6 s" in said.err
+    assert "2 running of 2 jobs" in said.out
+    time.sleep(max(0.0, began + 3 - time.monotonic()))
+    assert not (tmp_path / "late").exists()
+
+
+def run_script(script: Path, tmp_path: Path) -> tuple[int, bool]:
+    """The exit code of a batch script, run here, and whether it came to its srun."""
+    ran = tmp_path / "ran"
+    ran.unlink(missing_ok=True)
+    environ = {**os.environ, "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "7"}
+    code = subprocess.run(["bash", script], env=environ, cwd="/", capture_output=True, check=False).returncode
+    return code, ran.exists()
+
+
+SILENT = SBATCH.replace('echo "$((', 'sleep 600; echo "$((')
+
+
+def test_a_sweep_that_sbatch_says_nothing_about_cannot_run_twice(
+    programs: Programs, impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While SLURM cannot be asked, nothing is submitted again; what it takes of the first submission runs nothing."""
+    programs("srun", f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    programs("sbatch", SILENT.format(folder=tmp_path))
+    programs("squeue", NO_CONTROLLER)
+    resume = ["action=sweep", "sweep.dir=s", "sweep.do=resume"]
+    assert cli.main(["-m", "cluster=slurm", "sweep.dir=s", "run.seed=1,2"]) == 2
+    said = capsys.readouterr().err
+    assert "it is not known whether SLURM takes the job" in said and "sweep.do=resume" in said
+    assert "Nothing was started" not in said
+    script = next((tmp_path / "s").rglob("job.sh"))
+    assert str(script) in said
+    for words in (resume, ["-m", "cluster=slurm", "sweep.dir=s", "run.seed=1,2"]):
+        assert cli.main(words) == 2
+        assert "SLURM cannot be asked about its jobs" in capsys.readouterr().err
+    assert cli.main(["action=sweep", "sweep.dir=s", "sweep.do=status"]) == 0
+    assert "nobody noted whether SLURM has taken it" in capsys.readouterr().out
+    assert (tmp_path / "count").read_text() == "1\n"
+    assert run_script(script, tmp_path)[1]  # until it is submitted again
+    programs("sbatch", SBATCH.format(folder=tmp_path))
+    programs("squeue", "#!/bin/sh\n")
+    assert cli.main(resume) == 0
+    assert run_script(script, tmp_path) == (1, False)
+    assert "submitted again" in (tmp_path / "s" / "jobs" / "0000" / "run" / "logs" / "slurm.log").read_text()
+    assert run_script(tmp_path / "script_2", tmp_path)[1]
+
+
+def test_a_run_that_sbatch_says_nothing_about_cannot_run_twice(
+    programs: Programs, impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs("srun", f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    programs("sbatch", SILENT.format(folder=tmp_path))
+    programs("squeue", NO_CONTROLLER)
+    status = ["action=sweep", "sweep.dir=one", "sweep.do=status"]
+    for words in (["cluster=slurm", "run.dir=one"], ["cluster=slurm", "run.dir=one"], status):
+        assert cli.main(words) == 2  # the folder is kept: a job may come to run there
+    assert (tmp_path / "count").read_text() == "1\n"
+    programs("squeue", "#!/bin/sh\n")
+    capsys.readouterr()
+    assert cli.main(status) == 0
+    assert "sbatch did not say whether it took the run" in capsys.readouterr().out
+    programs(
+        "squeue",
+        f"#!/bin/sh\ncase $* in *%o*) echo '55|{tmp_path}/one/slurm/job.sh';; *) echo '55|RUNNING|None|n1|1';; esac\n",
+    )
+    assert cli.main(["cluster=slurm", "run.dir=one"]) == 2
+    assert "job 55 uses this folder (running)" in capsys.readouterr().err
+    programs("squeue", "#!/bin/sh\n")
+    programs("sbatch", SBATCH.format(folder=tmp_path))
+    assert cli.main(["cluster=slurm", "run.dir=one"]) == 0
+    assert run_script(tmp_path / "script_1", tmp_path) == (1, False)
+    assert run_script(tmp_path / "script_2", tmp_path)[1]
+
+
+def test_a_job_that_has_started_though_nobody_noted_it_is_taken_over(
+    programs: Programs, impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that waits is cancelled; the sweep goes on when it has left the queue."""
+    programs("sbatch", SILENT.format(folder=tmp_path))
+    programs("squeue", NO_CONTROLLER)
+    assert cli.main(["-m", "cluster=slurm", "sweep.dir=s", "run.seed=1,2,3"]) == 2
+    run_dirs = [tmp_path / "s" / "jobs" / f"000{number}" / "run" for number in range(3)]
+    records.add(run_dirs[0], "started", job="9_0", restart=0)
+    records.add_end(run_dirs[0], "9_0", 0, records.Ended("done", 0, ""))
+    records.add(run_dirs[1], "started", job="9_1", restart=0)
+    script = next((tmp_path / "s").rglob("job.sh"))
+    programs("scancel", f"#!/bin/sh\necho $* >>{tmp_path}/cancelled\n")
+    queue = f"""#!/bin/sh
+    case $* in
+    *%o*) echo '9_1|{script}'; [ -e {tmp_path}/cancelled ] || echo '9_2|{script}' ;;
+    *) echo '9_0|COMPLETED|None|n1|1:00'; echo '9_1|RUNNING|None|n1|1:00' ;;
+    esac
+    """
+    programs("squeue", queue)
+    programs("sbatch", SBATCH.format(folder=tmp_path))
+    assert cli.main(["action=sweep", "sweep.dir=s", "sweep.do=resume"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "9_2\n"
+    assert [records.story(run_dir).job for run_dir in run_dirs] == ["9_0", "9_1", "102"]
+    capsys.readouterr()
 
 
 STRANGE = ["<html>502 Bad gateway</html>", "", "Submitted batch job 12", "\\211PNG\\r\\n"]

@@ -26,6 +26,11 @@
 #SBATCH --contiguous
 
 run_dir='/home/me/runs/one 100%'
+# SLURM may take a job long after sbatch was given up: of a run folder's jobs, only the last submission's runs.
+if [ "$(cat "$run_dir/slurm/submission")" != 1 ]; then
+  echo "this run folder was submitted again, or is gone: nothing is run" >&2
+  exit 1
+fi
 export PYTHONPATH=/c"${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export NCCL_DEBUG=INFO
 # WANDB_API_KEY comes from the environment of sbatch: secrets are not written down

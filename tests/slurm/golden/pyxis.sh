@@ -9,6 +9,11 @@
 #SBATCH --gpus-per-node=2
 
 run_dir='/home/me/runs/one 100%'
+# SLURM may take a job long after sbatch was given up: of a run folder's jobs, only the last submission's runs.
+if [ "$(cat "$run_dir/slurm/submission")" != 1 ]; then
+  echo "this run folder was submitted again, or is gone: nothing is run" >&2
+  exit 1
+fi
 export PYTHONPATH='/home/me/runs/one 100%/code'"${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
 # However this script ends, the end is recorded; a run that saved, or may try again, goes back to the queue.
