@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.environment import JoinedRanks
-from launcher.streams import lead_nowhere
+from launcher.streams import lead_nowhere, visible
 
 _BACKENDS = {"cpu": "CPU (gloo)", "cuda": "one GPU each (nccl)"}
 _SILENT_RANK_STAYS_S = 20.0
@@ -27,7 +27,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stderr
     try:
-        print(text, file=stream, flush=True)
+        print(visible(text), file=stream, flush=True)
     except OSError:
         lead_nowhere(stream)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.streams import visible
+
 EXIT_OK = 0
 EXIT_RANK_FAILED = 1
 EXIT_USAGE = 2
@@ -69,4 +71,4 @@ def _block(number: int, problem: Problem) -> str:
     for name, value in facts:
         if value:
             lines.append(f"{indent}{name + ':':<10}{value}".replace("\n", "\n" + indent + " " * 10))
-    return "\n".join(lines)
+    return visible("\n".join(lines))

@@ -114,7 +114,7 @@ def _report(failure: Failure) -> None:
     if failure.is_lost_peer:
         # torchrun names the earliest by whole seconds: the cause goes first, and mostly ends this rank meanwhile.
         time.sleep(_SETTLE_S)
-    print(failures.told_by_its_rank(failure), file=sys.stderr)
+    say(failures.told_by_its_rank(failure))
     sys.stderr.flush()
     error_file = os.environ.get(_TORCHRUN_ERROR_FILE)
     if error_file:

@@ -11,6 +11,7 @@ from launcher.planning.many import plan_all
 from launcher.sweep.plan import Planned, plan_grid, refusals, wants_search
 from launcher.sweep.search import start_search
 from launcher.sweep.start import start_grid
+from launcher.sweep.table import one_line
 
 
 def run_sweep(composer: Composer, arguments: Sequence[str]) -> int:
@@ -54,7 +55,7 @@ def _row(number: int, job: Planned) -> list[str]:
     size, shard_bytes = facts.size, facts.shard_bytes
     return [
         str(number),
-        *job.swept.values(),
+        *map(one_line, job.swept.values()),
         str(facts.world_size),
         str(facts.factor),
         "RAF" if job.config.sharding.reshard_after_forward else "NRAF",

@@ -28,6 +28,19 @@ def make_streams_safe() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def visible(text: str) -> str:
+    """``text`` for a terminal: letters that would steer it (ESC, a bell, text that runs backwards) as their escapes.
+
+    Line breaks and tabs stay. Whatever is said to people goes through here, as it may quote what somebody else wrote.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def lead_nowhere(stream: TextIO | None) -> None:
     """What the stream could not get rid of would end the program with a complaint."""
     if stream is not None:

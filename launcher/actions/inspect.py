@@ -11,6 +11,7 @@ from launcher.actions.which import chosen
 from launcher.errors import EXIT_OK, ConfigErrors, Problem
 from launcher.request import LaunchRequest
 from launcher.schema import Config
+from launcher.streams import visible
 from recipes.checkpoint.checksum import checksum_of_file
 from recipes.checkpoint.errors import CheckpointError
 from recipes.checkpoint.folder import Found
@@ -24,10 +25,10 @@ def run(config: Config, request: LaunchRequest) -> int:
     found = chosen(config.checkpoint.resume, config.run.dir)
     try:
         manifest = read_manifest(found.path)
-        print("\n".join(lines(found, manifest)))
+        print(visible("\n".join(lines(found, manifest))))
         if config.inspect.verify:
             for line in verify(found, manifest):
-                print(line, flush=True)
+                print(visible(line), flush=True)
     except CheckpointError as error:
         raise ConfigErrors([Problem(str(error), "checkpoint.resume", str(found.path))]) from None
     return EXIT_OK

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from launcher import failure as failures
 from launcher import rank_signals
+from launcher.announce import say
 from launcher.errors import EXIT_OK, EXIT_OUT_OF_MEMORY, EXIT_RANK_FAILED, EXIT_SAVED
 from launcher.restarts import may_help
 from launcher.run_folder import rank_log
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             client.requeue(own)
         except SlurmError as error:
             records.add_end(given.run_dir, own, restart, replace(ended, requeued=False))
-            print(f"SLURM does not take the job back: {error}", file=sys.stderr)
+            say(f"SLURM does not take the job back: {error}")
     return ended.exit_code
 
 
@@ -119,18 +120,18 @@ def _ask(job: str) -> Queued | None:
     try:
         return client.closely(job)
     except SlurmError as error:
-        print(f"SLURM does not answer: {error}", file=sys.stderr)
+        say(f"SLURM does not answer: {error}")
         return None
 
 
 def _tell(ended: Ended, run_dir: Path, num_ranks: int) -> None:
     if ended.failure is not None:
         text = failures.describe(ended.failure, num_ranks, rank_log(run_dir, ended.failure.rank))
-        print(text, file=sys.stderr)
+        say(text)
     elif ended.exit_code != EXIT_OK:
-        print(f"{ended.state}: {ended.why}", file=sys.stderr)
+        say(f"{ended.state}: {ended.why}")
     if ended.requeued:
-        print("back to the queue: the run goes on from its newest checkpoint", file=sys.stderr)
+        say("back to the queue: the run goes on from its newest checkpoint")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from launcher import failure as failures
 from launcher import provenance
-from launcher.announce import headline
+from launcher.announce import headline, say
 from launcher.environment import JoinedRanks
 from launcher.errors import ConfigErrors
 from launcher.failure import Failure
@@ -102,7 +102,7 @@ def _lock(run_dir: Path, step: Step) -> None:
             time.sleep(_LOCK_PAUSE_S)
     if step.restart == 0:
         _held.enter_context(Lock(run_dir))
-    print("an earlier start still holds the run folder's lock: going on without it", file=sys.stderr)
+    say("an earlier start still holds the run folder's lock: going on without it")
 
 
 def _describe_machine(run_dir: Path) -> None:
@@ -115,4 +115,4 @@ def _print(failure: Failure) -> None:
     """Ranks that only noticed another one's end stay quiet: what they would say explains nothing."""
     if failure.is_lost_peer:
         return
-    print(failures.told_by_its_rank(failure), file=sys.stderr)
+    say(failures.told_by_its_rank(failure))

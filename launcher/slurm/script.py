@@ -124,7 +124,7 @@ def _body(config: Config, place: Place, array: Array | None, lead: int) -> list[
     after = shlex.join([place.python, "-P", "-m", "launcher.slurm.after", *limits, "--lead", str(lead)])
     return [
         *lines,
-        "# SLURM may take a job long after sbatch was given up: of a run folder's jobs, only the last submission's runs.",
+        "# SLURM may take a job long after sbatch was given up: of the jobs of a run folder only the latest runs.",
         f'if [ "$(cat "$run_dir/{SUBMISSION}")" != {shlex.quote(place.submission)} ]; then',
         '  echo "this run folder was submitted again, or is gone: nothing is run" >&2',
         "  exit 1",

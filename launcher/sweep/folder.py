@@ -10,15 +10,18 @@ results.csv             one row a job; results.md the same for reading; report.h
 .lock                   held by the one process that starts jobs
 ======================  ==============================================================================
 
-A new folder is put together under another name and renamed when it is whole.
+A new folder is put together under another name and renamed when it is whole; what a killed program left of one is
+removed by the next command that looks for the folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -39,6 +42,8 @@ MARKER = "sweep.json"
 LOCK_FILE = ".lock"
 ROOT = Path("sweeps")
 _VERSION = 1
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}")
+_LOCKED_IN_S = 2.0  # after a folder is made, its lock is held
 
 
 @dataclass(frozen=True)
@@ -114,14 +119,18 @@ def new(path: Path | None, asked: Asked, planned: Sequence[Planned]) -> Sweep:
     Raises:
         ConfigErrors: the file system refuses.
     """
+    if path is None:
+        _remove_unfinished(ROOT.absolute())
     final = path or (ROOT / f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}").absolute()
     building = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
     try:
-        (building / "jobs").mkdir(parents=True)
-        for number, job in enumerate(planned):
-            _write_job(building, job, number)
-        _write_asked(building, asked)
-        os.rename(building, final)
+        building.mkdir(parents=True)
+        with Lock(building / LOCK_FILE):
+            (building / "jobs").mkdir()
+            for number, job in enumerate(planned):
+                _write_job(building, job, number)
+            _write_asked(building, asked)
+            os.rename(building, final)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         raise refusal(final, f"cannot be made: {error.strerror or error}", "a folder that can be written") from None
@@ -132,12 +141,28 @@ def named(text: str) -> Path:
     return expanded(text).absolute()
 
 
+def _remove_unfinished(parent: Path, name: str | None = None) -> None:
+    """What killed programs left of new folders in ``parent``, of this name or of any: nobody holds the lock there."""
+    for path in parent.glob(".*"):
+        found = _UNFINISHED.fullmatch(path.name)
+        if found is None or name not in (None, found[1]):
+            continue
+        try:
+            is_new = time.time() - path.stat().st_mtime < _LOCKED_IN_S
+            is_ours = {entry.name for entry in path.iterdir()} <= {"jobs", MARKER, LOCK_FILE}
+            if is_ours and not is_new and not is_held(path / LOCK_FILE):
+                shutil.rmtree(path)
+        except OSError:  # somebody else's, or somebody else removes it
+            continue
+
+
 def find(path: Path) -> Sweep | None:
     """The sweep in ``path``; None where there is nothing yet (no folder, or an empty one).
 
     Raises:
         ConfigErrors: something else is there.
     """
+    _remove_unfinished(path.parent, path.name)
     if path.is_dir() and (path / MARKER).is_file():
         return Sweep(path, _read_asked(path))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):

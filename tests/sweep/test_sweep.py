@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
+from launcher.streams import visible
+from launcher.sweep import folder
 from launcher.sweep.local import LocalBackend, Machine, gpu_names
+from launcher.sweep.locks import Lock, is_held
 from tests.support.processes import wait_until, with_argument
 from tests.sweep.conftest import Sweeping
 
@@ -260,3 +264,64 @@ def test_values_that_would_break_a_table_or_a_scale(sweeping: Sweeping) -> None:
     assert "<script>" not in markdown + (sweeping.folder / "s" / "report.html").read_text()
     assert sweeping.run("-m", "sweep.dir=t", "cluster.env.NOTE=nan,inf,1") == 0  # no numbers on an axis
     assert len(sweeping.rows("t")) == 3
+
+
+def test_what_a_killed_command_left_of_a_new_folder_is_removed(
+    sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next command that looks for the folder; not while somebody puts it together, and nothing else."""
+    left = sweeping.folder / ".s.0123abcd"
+    (left / "jobs" / "0000").mkdir(parents=True)
+    others = [sweeping.folder / name for name in (".s.mine", ".s.0123abcde", ".t.0123abcd")]
+    for other in others:
+        other.mkdir()
+    foreign = sweeping.folder / ".s.aaaaaaaa"
+    (foreign / "thesis").mkdir(parents=True)
+    for path in (left, foreign, *others):
+        os.utime(path, (0, 0))
+    with Lock(left / ".lock"):
+        os.utime(left, (0, 0))
+        assert sweeping.run("action=sweep", "sweep.dir=s", "sweep.do=status") == 2
+        assert left.exists()
+    assert sweeping.run("action=sweep", "sweep.dir=s", "sweep.do=status") == 2
+    assert not left.exists()
+    assert all(path.exists() for path in (foreign, *others))
+    left = sweeping.folder / "sweeps" / ".2026-12-01_12-00-00-ab12.0123abcd"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    assert sweeping.run("-m", "run.seed=1,2") == 0
+    assert not left.exists()
+
+
+def test_a_folder_is_locked_while_it_is_put_together(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def write_asked(path: Path, asked: folder.Asked) -> None:
+        seen.append(is_held(path / folder.LOCK_FILE))
+        write(path, asked)
+
+    write = folder._write_asked
+    monkeypatch.setattr(folder, "_write_asked", write_asked)
+    assert sweeping.run("-m", "sweep.dir=s", "run.seed=1,2") == 0
+    assert seen == [True]
+
+
+def test_nothing_that_is_said_steers_a_terminal(sweeping: Sweeping) -> None:
+    """A value that is quoted in an error, a table or a summary."""
+    evil = "\x1b]0;evil\x07\x9b31m\u202e"
+    for words in (
+        [f"run.name={evil}x", "run.nmae=1"],
+        [f"train.steps={evil}"],
+        [f"run.nmae='{evil}'"],
+        [f"--hlep{evil}"],
+        [f"sweep.dir={evil}", "action=sweep", "sweep.do=status"],
+        ["-m", f"run.name='{evil}',b", "action=check"],
+        [f"cluster.env.A='{evil}'", "action=check", f"run.name='{evil}'"],
+        ["-m", f"cluster.env.A='{evil}',b", "train.steps=0"],
+    ):
+        sweeping.run(*words)
+        said = sweeping.out + sweeping.err
+        assert said
+        assert not [letter for letter in said if not (letter.isprintable() or letter == "\n")], words
+    assert "\\x1b]0;evil\\x07\\x9b31m\\u202e" in visible(evil)
+    assert visible("eins\n\tzwei\r") == "eins\n\tzwei\\r"

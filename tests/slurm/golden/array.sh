@@ -12,7 +12,7 @@
 
 run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" /home/me/sweeps/one/array_0/run_folders)
 exec >>"$run_dir/logs/slurm.log" 2>&1
-# SLURM may take a job long after sbatch was given up: of a run folder's jobs, only the last submission's runs.
+# SLURM may take a job long after sbatch was given up: of the jobs of a run folder only the latest runs.
 if [ "$(cat "$run_dir/slurm/submission")" != 1 ]; then
   echo "this run folder was submitted again, or is gone: nothing is run" >&2
   exit 1

@@ -8,7 +8,7 @@
 #SBATCH --no-requeue
 
 run_dir='/home/me/runs/one 100%'
-# SLURM may take a job long after sbatch was given up: of a run folder's jobs, only the last submission's runs.
+# SLURM may take a job long after sbatch was given up: of the jobs of a run folder only the latest runs.
 if [ "$(cat "$run_dir/slurm/submission")" != 1 ]; then
   echo "this run folder was submitted again, or is gone: nothing is run" >&2
   exit 1
