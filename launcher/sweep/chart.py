@@ -12,6 +12,7 @@ WIDTH, WIDE, HEIGHT = 460, 900, 300  # of one chart, in SVG units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 14, 46
 _LETTER = 7.6  # width of a capital letter of a title, in SVG units
 _MOST_TICKS = 7  # as many different values are marked one by one
+_MOST_DECADES = 8  # marked on a logarithmic scale; beyond that every second, third, ... one
 _LOG_FROM = 15.0  # largest over smallest value from which a scale is logarithmic
 _MOST_NAMES = 12  # on a categorical axis; beyond that every other one is left out
 
@@ -75,8 +76,11 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if math.log10(high / low) > 2.5 else (1, 2, 5)
+    decades = list(range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1))
+    num_decades = math.log10(high / low)
+    factors = (1,) if num_decades > 2.5 else (1, 2, 5)
+    every = math.ceil(num_decades / _MOST_DECADES)
+    decades = [decade for decade in decades if decade % every == 0]
     return [factor * 10.0**decade for decade in decades for factor in factors if low <= factor * 10.0**decade <= high]
 
 
@@ -98,8 +102,8 @@ class Chart:
             path = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in points)
             self._marks.append(f'<polyline class="{style}" points="{path}">{_hint(hint)}</polyline>')
 
-    def point(self, x: float, y: float, style: str, hint: str, link: str = "", radius: float = 4.5) -> None:
-        mark = f'<circle class="{style}" cx="{self._x(x):.1f}" cy="{self._y(y):.1f}" r="{radius:g}">{_hint(hint)}'
+    def point(self, x: float, y: float, style: str, hint: str, link: str = "") -> None:
+        mark = f'<circle class="{style}" cx="{self._x(x):.1f}" cy="{self._y(y):.1f}" r="4.5">{_hint(hint)}'
         mark += "</circle>"
         self._marks.append(f'<a href="#{link}">{mark}</a>' if link else mark)
 

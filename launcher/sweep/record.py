@@ -102,7 +102,7 @@ class Job:
         """Of the latest attempt, from its start to its end, or to now."""
         if self.started_s is None:
             return None
-        return (self.ended_s or time.time()) - self.started_s
+        return max(0.0, (self.ended_s or time.time()) - self.started_s)  # the clock may have been set back
 
 
 def add(folder: Path, event: str, **facts: Any) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from statistics import median
 
 from launcher import failure
+from launcher.streams import visible
 from launcher.sweep import states
 from launcher.sweep.chart import WIDE, Chart, Scale, name_scale, number_scale, value_scale
 from launcher.sweep.measures import LOSS, curve
@@ -19,6 +20,8 @@ from launcher.sweep.table import LONGEST_ERROR, Results, counts, error_line, rea
 
 _NUM_COLOURS = 6  # curves that get a colour of their own; the others are grey
 _LOG_LINES = 12
+_LONG_CELL = 48  # letters
+_CROWD = 60  # jobs
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -73,6 +76,8 @@ def _head(results: Results, name: str, command: Sequence[str]) -> str:
             f'<p class="best">Best {escape(title(results.metric))}: <strong>{value}</strong>, '
             f'<a href="#job-{best.number}">job {best.number}</a> <code>{escape(_swept(best))}</code></p>'
         )
+    elif any(job.state == states.DONE for job in results.jobs):
+        told = f'<p class="aside">No job that is done has a number for its {escape(title(results.metric))}.</p>'
     return (
         f"<header><h1>{escape(name)}</h1><p>{chips}</p>{told}"
         f"<pre><code>{escape(shlex.join(command))}</code></pre></header>"
@@ -103,11 +108,11 @@ def _against(results: Results, jobs: Sequence[Job], key: str) -> str:
     for place, value in zip(places, values, strict=True):
         by_place.setdefault(place, []).append(value)
     chart.line([(place, median(found)) for place, found in sorted(by_place.items())], "trend")
-    best = results.best()
+    best, crowd = results.best(), _crowd(jobs)
     for is_best in (False, True):  # the best one is drawn last, above the others
         for job, place, value in zip(jobs, places, values, strict=True):
             if is_best == (job is best):
-                style = "dot best" if is_best else "dot"
+                style = "dot best" if is_best else crowd
                 chart.point(place, value, style, _hint(results, job), f"job-{job.number}")
     return chart.svg()
 
@@ -125,11 +130,15 @@ def _costs(results: Results) -> str:
     front = pareto_front(points)
     stairs = [corner for (x0, y0), (x1, _) in pairwise(front) for corner in ((x0, y0), (x1, y0))]
     chart.line([*stairs, *front[-1:]], "front")
+    named: dict[tuple[float, float], list[int]] = {}
+    crowd = _crowd(jobs)
     for job, point in zip(jobs, points, strict=True):
         is_front = point in front
-        chart.point(*point, "dot best" if is_front else "dot", _hint(results, job), f"job-{job.number}")
-        if is_front:
-            chart.text(*point, str(job.number))
+        chart.point(*point, "dot best" if is_front else crowd, _hint(results, job), f"job-{job.number}")
+        named.setdefault(point, []).append(job.number)
+    for point in front:
+        first, *others = named[point]
+        chart.text(*point, f"{first} +{len(others)}" if others else str(first))
     return _section("Time against memory", [chart.svg()], "On the line: jobs that no other one beats in both.")
 
 
@@ -163,18 +172,28 @@ def _curves(results: Results) -> str:
 def _all_jobs(results: Results) -> str:
     header, *body = rows(results)
     state_at = header.index("state")
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    head = "".join(f"<th{_long(cell)}>{escape(cell)}</th>" for cell in header)
     lines = []
     for job, row in zip(results.jobs, body, strict=True):
         cells = "".join(
             f'<td><span class="chip {escape(cell)}">{escape(cell)}</span></td>'
             if place == state_at
-            else f"<td>{escape(cell)}</td>"
+            else f"<td{_long(cell)}>{escape(cell)}</td>"
             for place, cell in enumerate(row)
         )
         lines.append(f'<tr id="job-{job.number}">{cells}</tr>')
     table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
     return f"<section><h2>All jobs</h2>{table}</section>"
+
+
+def _long(cell: str) -> str:
+    """The class of a cell that is broken into lines."""
+    return ' class="long"' if len(cell) > _LONG_CELL else ""
+
+
+def _crowd(jobs: Sequence[Job]) -> str:
+    """The style of dots: where there are many, their rims would hide the dots below."""
+    return "dot" if len(jobs) <= _CROWD else "dot crowd"
 
 
 def _failures(results: Results) -> str:
@@ -186,13 +205,15 @@ def _failures(results: Results) -> str:
         end = job.end
         assert end is not None
         error = error_line(job) or states.MEANING.get(job.state, "")
-        whole = f"<pre>{escape(end.error)}</pre>" if len(end.error) > LONGEST_ERROR or "\n" in end.error else ""
+        whole = (
+            f"<pre>{escape(visible(end.error))}</pre>" if len(end.error) > LONGEST_ERROR or "\n" in end.error else ""
+        )
         last = failure.last_lines(job.log, _LOG_LINES)
         blocks.append(
             f'<details class="failure"><summary><span class="chip {job.state}">{job.state}</span> '
             f'<a href="#job-{job.number}">job {job.number}</a> <code>{escape(_swept(job))}</code> '
             f"<strong>{escape(error)}</strong></summary>{whole}"
-            f"<p>log: <code>{escape(str(job.log))}</code></p><pre>{escape(last)}</pre></details>"
+            f"<p>log: <code>{escape(str(job.log))}</code></p><pre>{escape(visible(last))}</pre></details>"
         )
     return f"<section><h2>Jobs that did not reach their end</h2>{''.join(blocks)}</section>"
 

@@ -32,6 +32,7 @@ svg text.title { fill: var(--ink); }
 .grid { stroke: var(--line); }
 .axis { stroke: var(--soft); }
 .dot { fill: var(--dot); fill-opacity: .75; stroke: var(--card); }
+.dot.crowd { fill-opacity: .5; stroke: none; }
 .dot.best { fill: var(--strong); fill-opacity: 1; }
 polyline { fill: none; }
 .trend { stroke: var(--rest); stroke-width: 1.5; }
@@ -53,6 +54,7 @@ polyline { fill: none; }
   border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 12px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th.long, td.long { white-space: normal; overflow-wrap: anywhere; min-width: 280px; }
 td:last-child { white-space: normal; min-width: 240px; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; }
 tr:target { background: color-mix(in srgb, var(--dot) 14%, transparent); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import struct
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sweep import record, states
+from launcher.sweep import folder, record, states
 from launcher.sweep.chart import name_scale, nice_ticks, number_scale, value_scale
 from launcher.sweep.record import End
-from launcher.sweep.report import pareto_front
+from launcher.sweep.report import pareto_front, report_page
+from launcher.sweep.table import results_of
 from tests.sweep.conftest import Sweeping
 
 SWEEP = ("-m", "sweep.dir=s", "optimizer.lr=1e-4,3e-4,1e-3,3e-3", "sharding=full,replicate", "run.seed=1,2")
@@ -39,6 +41,8 @@ def test_scales() -> None:
     assert all(value % (20 * 2**20) == 0 for value, _ in memory.ticks)
     alike = number_scale([319.1 * 2**20, 319.4 * 2**20], lambda value: f"{value / 2**20:.0f}", unit=2**20)
     assert len({text for _, text in alike.ticks}) == len(alike.ticks) > 2
+    for high in (1e4, 1e12, 1e30):  # a run that diverged to a number
+        assert 3 < len(number_scale([2.0, high], "{:g}".format).ticks) <= 9
     names = name_scale(["a", "b"])
     assert [names.place(0), names.place(1)] == [0.25, 0.75]
 
@@ -103,3 +107,28 @@ def test_what_a_job_says_is_text_and_its_first_line_is_short(sweeping: Sweeping)
     titles = re.findall(r'<text class="title"[^>]*>(.*?)</text>', text)
     assert max(len(title) for title in titles) <= 140
     assert any(title.startswith("…") and title.endswith("_END") for title in titles)
+
+
+def test_a_page_without_numbers_with_long_values_and_with_many_jobs(
+    sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NAN", "0,1")
+    assert sweeping.run("-m", "sweep.dir=s", f"cluster.env.A='{'x' * 300}',b") == 0
+    text = (sweeping.folder / "s" / "report.html").read_text()
+    assert "No job that is done has a number for its train loss." in text
+    assert text.count('<td class="long">') == 1
+    jobs = sorted((sweeping.folder / "s" / "jobs").iterdir())
+    (jobs[0] / "output.log").write_text("\x1b[31mred\x1b[0m\n")
+    record.add_end(jobs[0], End(states.FAILED, 1, 2, "\x1b]0;evil\x07" * 30))
+    asked = folder.existing(sweeping.folder / "s")
+    planned = record.read(jobs[0])
+    assert planned is not None
+    measures = {"train_loss": 2.0, "step_s": 0.01, "memory_bytes": 2.0**28}
+    many = [
+        record.ended(dataclasses.replace(planned, number=number), End(states.DONE, 0, measures=measures))
+        for number in range(1, 300)
+    ]
+    page = report_page(results_of(asked, [planned, *many]), "s", ["fsdp-launch"])
+    assert not [letter for letter in page if not (letter.isprintable() or letter == "\n")]
+    assert "1 +298" in page and page.count('class="note"') == 1
+    assert 'class="dot crowd"' in page or 'class="dot best"' in page
