@@ -163,3 +163,29 @@ def test_ctrl_c_while_the_command_still_loads_leaves_no_traceback(delay_s: float
     command = [sys.executable, "-c", LOADING.format(delay_s=delay_s)]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) in {(130, ""), (0, "")}
+
+
+UNWINDING = """
+import os, signal, sys, time
+import launcher.cli
+from launcher.entry import main
+def at_work():
+    try:
+        os.kill(os.getpid(), signal.{name})
+        time.sleep({sleep_s})
+        return 0
+    finally:
+        print("unwound", flush=True)
+launcher.cli.main = at_work
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "code"), [("SIGTERM", [], 143), ("SIGHUP", [], 129), ("SIGHUP", ["nohup"], 0)]
+)
+def test_a_signal_before_there_are_ranks_unwinds(name: str, before: list[str], code: int) -> None:
+    script = UNWINDING.format(name=name, sleep_s=0.1 if before else 60)
+    command = [*before, sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.replace("nohup: ignoring input\n", "")) == (code, "unwound\n", "")

@@ -253,6 +253,21 @@ def test_a_program_that_hangs_is_told_and_ended(
     assert not (tmp_path / "late").exists()
 
 
+@pytest.mark.parametrize("words", [[], ["-m", "run.seed=1,2"], ["action=print_script"]])
+def test_a_folder_of_two_lines_is_refused_before_sbatch(
+    programs: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    (tmp_path / "two\nlines").mkdir()
+    monkeypatch.chdir(tmp_path / "two\nlines")
+    assert cli.main(["cluster=slurm", *words]) == 2
+    assert "run.dir: a line of the script cannot hold a line break" in capsys.readouterr().err
+    assert not (tmp_path / "count").exists() and not list(Path().iterdir())
+
+
 def run_script(script: Path, tmp_path: Path) -> tuple[int, bool]:
     """The exit code of a batch script, run here, and whether it came to its srun."""
     ran = tmp_path / "ran"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.slurm import records
 from tests.slurm.testbed import Testbed
 from tests.support.processes import wait_until
 
@@ -27,10 +28,10 @@ class OnSlurm:
         (folder / "corpus").mkdir()
         (folder / "corpus" / "a.txt").write_text("".join(f"the {n}th line of a small corpus\n" for n in range(400)))
 
-    def run(self, *arguments: str) -> tuple[int, str]:
+    def run(self, *arguments: str, cwd: Path | None = None) -> tuple[int, str]:
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "launcher", f"plugins=[{PLUGIN}]", *arguments]
-        process = self.cluster.start(*command, cwd=self.folder, environ=environ)
+        process = self.cluster.start(*command, cwd=cwd or self.folder, environ=environ)
         out, err = process.communicate(timeout=LIMIT_S)
         return process.returncode, out + err
 
@@ -85,3 +86,28 @@ def test_what_was_submitted_can_be_cancelled(there: OnSlurm) -> None:
     assert code == 0, text
     assert "2 cancelled" in text
     assert not there.cluster.run("squeue", "-h").strip()  # what goes on afterwards meets nobody
+
+
+NAMES = [
+    "a b%j%%x $(touch HACKED) `id` $HOME q'uote dq\"uote ;semi& *star #hash ",
+    "back\\slash %j \\n $HOME q'uote dq\"uote",
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=["percent", "backslash"])
+def test_any_name_of_a_folder_reaches_the_ranks_as_it_is(there: OnSlurm, name: str) -> None:
+    """Through sbatch's reading of the script, its file name patterns and the shell; of one run and of an array."""
+    folder = there.folder / name
+    folder.mkdir()
+    words = ["model=gpt_tiny", "data=text_files", f"data.path={there.folder}/corpus", "train=smoke"]
+    words += ["cluster=slurm", "cluster.device=cpu", "cluster.nproc_per_node=1", "cluster.python=/bin/echo"]
+    assert there.run(*words, cwd=folder)[0] == 0
+    assert there.run("-m", *words, "run.seed=1,2", "sweep.max_parallel=2", cwd=folder)[0] == 0
+    run_dirs = [*(folder / "runs").iterdir(), *folder.glob("sweeps/*/jobs/*/run")]
+    assert len(run_dirs) == 3
+    logs = [run_dir / "logs" / "slurm.log" for run_dir in run_dirs]
+    wait_until(lambda: not there.cluster.run("squeue", "-h").strip(), LIMIT_S, every_s=0.2)
+    for run_dir, log in zip(run_dirs, logs, strict=True):
+        assert log.read_text().splitlines()[0].endswith(f"/misbehaving_model.py --run-dir {run_dir}")
+        assert records.story(run_dir).ended is not None
+    assert not list(there.folder.rglob("HACKED"))

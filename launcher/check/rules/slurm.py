@@ -15,6 +15,7 @@ from launcher.slurm.fields import SlurmFields
 from launcher.slurm.lead import SLURM_CLOCK_S, START_UP_S, is_limit_too_short, lead_s, measured_save_s, shortest_limit_s
 from launcher.slurm.options import OUR_SRUN, OURS, PASSED_ON
 from launcher.time_limit import canonical
+from recipes.data.files import expanded
 
 RULES = Rules()
 ACTIONS = ("train", "check", "print_script", "sweep")
@@ -79,10 +80,15 @@ def one_line_each(config: Config, about: About) -> Iterator[Problem]:
 
 @RULES.reading("cluster.kind", "run.dir", "sweep.dir")
 def one_line_for_folders(config: Config, about: About) -> Iterator[Problem]:
-    """The folder stands in the script, too."""
+    """The folder stands in the script, too, with the folder it was typed in."""
     for key, path in (("run.dir", config.run.dir), ("sweep.dir", config.sweep.dir)) if _is_slurm(config) else ():
-        if path is not None and ("\n" in path or "\r" in path):
-            yield about.problem(key, "a line of the script cannot hold a line break", got=repr(path))
+        if path is None and key == "sweep.dir":
+            continue
+        where = str(expanded(path or ".").absolute())
+        if "\n" in where or "\r" in where:
+            yield about.problem(
+                key, "a line of the script cannot hold a line break", got=repr(where), remedy="a folder without one"
+            )
 
 
 @RULES.reading("cluster.sbatch")
