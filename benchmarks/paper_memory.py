@@ -1,73 +1,80 @@
-"""What decides the memory of the FSDP paper's GPT-175B (figure 8b): four accounts of the same run, beside the paper.
+"""What decides the memory of the FSDP paper's GPT-175B and T5-11B (figures 8b, 8c): its runs under one habit after the
+other, beside the paper.
 
-    python benchmarks/paper_memory.py [WORDS ...]
+    python benchmarks/paper_memory.py [gpt|t5] [WORDS ...]     # ten minutes
 
-at once     as the engine does it: a large gradient is copied into its unit's source as soon as it is complete
-at the end  gradients of a unit stay where autograd puts them until all are there, then they are copied (``cat``)
-packed      the allocator begins the step with all that stays (weights, gradients, optimizer state) in segments of
-            its own; otherwise the first step puts the optimizer's state into the holes that its backward left
-
-GB of one rank, 1e9 bytes. Retries are not looked at: memory has no end here.
+GB of one rank, 1e9 bytes. Retries are not looked at: memory has no end here. What the habits are: docs/plan.md.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from unittest import mock
+from statistics import median
 
-from fsdp_core.runtime import unit
-from fsdp_core.simulate import tape as t
 from launcher.checked import checked
 from launcher.compose import compose
+from recipes.plan.figures.points import load
 from recipes.plan.machine import machine_of
 from recipes.plan.predict import predict
-from recipes.plan.record import RecordedRun, record_run
-from recipes.plan.result import MemoryPlan
+from recipes.plan.record import record_run
 from recipes.schema import RecipeConfig
 
-PUBLISHED = {  # (GPUs, samples of each): allocated, active, reserved
-    (128, 1): (47, 63, 78),
-    (192, 1): (40, 56, 71),
-    (512, 1): (31, 46, 57),
-    (128, 2): (54, 69, 80),
-    (192, 2): (47, 63, 79),
-    (512, 2): (37, 52, 67),
+MEASURES = ("allocated", "active", "reserved")
+FIGURES = {"gpt": "8b", "t5": "8c"}
+RANKS_PER_HOST = 8
+ACCOUNTS = {  # each with what the ones before it have, beginning with this engine
+    "this engine": ("plan=default",),
+    "concatenated": ("plan.gradients=concatenated",),
+    "its loop": (),  # the preset's own frees_gradients and keeps_output
+    "packed": ("plan.packs_state=true",),
 }
 
 
-def config_of(gpus: int, batch: int, words: list[str]) -> RecipeConfig:
-    size = [f"cluster.num_nodes={gpus // 8}", f"train.micro_batch={batch}", f"train.global_batch={batch * gpus}"]
-    return checked(compose(["action=plan", "experiment=paper_gpt_175b", *size, *words]))
-
-
-def packed(recorded: RecordedRun) -> RecordedRun:
-    """The last step alone, on top of what is alive when it begins."""
-    alive = {alloc.block: alloc for alloc in recorded.tape.held}
-    for entry in recorded.tape.entries[: recorded.last_step]:
-        if isinstance(entry, t.Alloc):
-            alive[entry.block] = entry
-        elif isinstance(entry, t.Free):
-            del alive[entry.block]
-    tape = t.Tape(entries=recorded.tape.entries[recorded.last_step :], held=list(alive.values()))
-    return replace(recorded, tape=tape, last_step=0)
+def published(figure: str) -> dict[tuple[str, ...], dict[str, float]]:
+    """By the words of a run, by measure."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for point in load(figure).points:
+        if point.measure in MEASURES:
+            found.setdefault(point.words, {})[point.measure] = float(point.published)
+    return found
 
 
 def main(words: list[str]) -> None:
-    print("GPUs  batch  account              allocated  active  reserved")
-    for (gpus, batch), published in PUBLISHED.items():
-        print(f"{gpus:4}  {batch:5}  {'paper':<19}  " + "  ".join(f"{value:9.1f}" for value in published))
-        config = config_of(gpus, batch, words)
-        for collected, smallest in (("at once", unit.EARLY_NUMEL), ("at the end", sys.maxsize)):
-            with mock.patch.object(unit, "EARLY_NUMEL", smallest):
-                recorded = record_run(config, gpus, 8)
-            for name, one in ((collected, recorded), (f"{collected}, packed", packed(recorded))):
-                memory = predict(config, one, machine_of(config.hardware, 8)).plan.memory
-                print(f"{gpus:4}  {batch:5}  {name:<19}  {numbers(memory)}", flush=True)
+    model = words.pop(0) if words and words[0] in FIGURES else "gpt"
+    errors: dict[str, list[tuple[float, ...]]] = {}
+    print("run, account                               " + "  ".join(f"{measure:>16}" for measure in MEASURES))
+    for run, paper in published(FIGURES[model]).items():
+        print(f"{' '.join(run[::2])}")
+        print(f"  {'paper':<40} " + "  ".join(f"{paper[measure]:16.1f}" for measure in MEASURES))
+        for name, config in accounts(model, [*run, *words]).items():
+            told = memory_of(config)
+            off = tuple(100 * (value / paper[measure] - 1) for value, measure in zip(told, MEASURES, strict=True))
+            errors.setdefault(name, []).append(off)
+            cells = (f"{value:7.1f} {error:+6.1f} %" for value, error in zip(told, off, strict=True))
+            print(f"  {name:<40} " + "  ".join(cells), flush=True)
+    print("median and worst error")
+    for name, rows in errors.items():
+        columns = [[abs(error) for error in column] for column in zip(*rows, strict=True)]
+        cells = (f"{median(column):7.1f} {max(column):5.1f} %" for column in columns)
+        print(f"  {name:<40} " + "  ".join(cells))
 
 
-def numbers(memory: MemoryPlan) -> str:
-    return "  ".join(f"{nbytes / 1e9:9.1f}" for nbytes in (memory.allocated, memory.active, memory.needed))
+def accounts(model: str, words: list[str]) -> dict[str, RecipeConfig]:
+    preset = f"experiment=paper/fig{FIGURES[model]}"
+    assumed = checked(compose([preset, *words, "action=plan"])).plan
+    loop = [f"plan.frees_gradients={assumed.frees_gradients}", f"plan.keeps_output={assumed.keeps_output}"]
+    given: list[str] = []
+    found = {}
+    for name, more in ACCOUNTS.items():
+        given += [*more, *(loop if name == "its loop" else ())]
+        found[name] = checked(compose([preset, *words, *given, "action=plan"]))
+    return found
+
+
+def memory_of(config: RecipeConfig) -> tuple[float, float, float]:
+    recorded = record_run(config, config.cluster.num_nodes * RANKS_PER_HOST, RANKS_PER_HOST)
+    memory = predict(config, recorded, machine_of(config.hardware, RANKS_PER_HOST)).plan.memory
+    return memory.allocated / 1e9, memory.active / 1e9, memory.needed / 1e9
 
 
 if __name__ == "__main__":

@@ -111,6 +111,12 @@ class ShardGradient:
         """What gradients lie in, kept from step to step; None before the first one. Not valid as a gradient."""
         return None if self._memory is None else self._memory.memory
 
+    def release(self) -> None:
+        """Give back the memory that is kept for the next step's gradient; nothing happens while one is set."""
+        if self._is_unset() and not self._is_target and not self._is_staged:
+            self._memory = self.flat = None
+            self._parts = [None] * len(self._handle.params)
+
     def _fresh_flat(self) -> Tensor:
         """Memory that nobody else sees: the previous step's if it is free, else new."""
         handle = self._handle

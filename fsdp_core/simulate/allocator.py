@@ -193,16 +193,23 @@ class CachingAllocator:
                 self.report.reserved -= block.nbytes
 
 
-def replay(tape: t.Tape, timeline: Timeline, usable_bytes: int, measure_from: int = 0) -> MemoryReport:
-    """The tape's blocks through the allocator, at the timeline's times. Peaks count from entry ``measure_from``."""
+def replay(
+    tape: t.Tape, timeline: Timeline, usable_bytes: int, measure_from: int = 0, is_packed: bool = False
+) -> MemoryReport:
+    """The tape's blocks through the allocator, at the timeline's times. Peaks count from entry ``measure_from``.
+
+    is_packed: what is alive at that entry lies in segments of its own then, and nothing unused is kept, as if the
+    allocator's cache had been emptied and everything moved together; otherwise it lies where the entries before put it.
+    """
     allocator = CachingAllocator(usable_bytes)
     report = allocator.report
     stream_of: dict[int, int] = {}
     shared: set[int] = set()
-    for alloc in tape.held:
+    begin = measure_from if is_packed else 0
+    for alloc in _alive_at(tape, begin):
         stream_of[alloc.block] = alloc.stream
-        allocator.alloc(alloc.block, alloc.nbytes, alloc.stream, 0.0)
-    for index, entry in enumerate(tape.entries):
+        allocator.alloc(alloc.block, alloc.nbytes, alloc.stream, timeline.host_s[begin] if begin else 0.0)
+    for index, entry in enumerate(tape.entries[begin:], begin):
         if index == measure_from:
             report.peak_allocated, report.peak_active = report.allocated, report.active
             report.peak_reserved = report.reserved
@@ -227,3 +234,13 @@ def replay(tape: t.Tape, timeline: Timeline, usable_bytes: int, measure_from: in
                 shared.discard(entry.block)
                 report.curve.append((index, report.allocated, report.active, report.reserved))
     return report
+
+
+def _alive_at(tape: t.Tape, entry: int) -> list[t.Alloc]:
+    alive = {alloc.block: alloc for alloc in tape.held}
+    for one in tape.entries[:entry]:
+        if isinstance(one, t.Alloc):
+            alive[one.block] = one
+        elif isinstance(one, t.Free):
+            del alive[one.block]
+    return list(alive.values())

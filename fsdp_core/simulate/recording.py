@@ -125,6 +125,16 @@ class Recorder:
         memories = [handle.gradient.memory for handle in handles]
         return frozenset(self._block_of[memory.untyped_storage()._cdata] for memory in memories if memory is not None)
 
+    def use(self, tensor: Tensor) -> None:
+        """The current stream works on the tensor, which another may have allocated."""
+        self.add(t.UsedOn(self.hold(tensor, "kept"), self.stream))
+
+    def let_go(self, tensor: Tensor) -> None:
+        """The host is through with the tensor's block here, whoever still refers to it."""
+        block = self._block_of.get(tensor.untyped_storage()._cdata, _NO_BLOCK)
+        if self._live.pop(block, None) is not None:
+            self.add(t.Free(block))
+
     def _let_go(self, key: int, block: int) -> None:
         if self._block_of.get(key) == block:
             del self._block_of[key], self._watches[key]
@@ -272,8 +282,7 @@ class RecordedStreams(Streams):
             self._recorder.add(t.Wait(event.number, self._recorder.stream))
 
     def keep_for_current(self, tensor: Tensor) -> None:
-        recorder = self._recorder
-        recorder.add(t.UsedOn(recorder.hold(tensor, "kept"), recorder.stream))
+        self._recorder.use(tensor)
 
 
 class _RecordedWork:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import T5Config as HFConfig
 from transformers import T5ForConditionalGeneration
@@ -51,6 +53,47 @@ class KeysAndValues:
     def close(self) -> None:
         self._is_open = False
         self._held.clear()
+
+
+class ExplicitAttention(T5Attention):
+    """One operation after the other, as the library did until it had fused kernels: scores, probabilities (in float32
+    and in the compute dtype) and what dropout left of them are tensors [B, H, S, S]. The first block of a stack adds
+    the mask to its position bias, which makes one [B, H, S, S] of it that all blocks of the stack share until their
+    backward. The function is the library's, but for the order of sums and the random numbers of dropout."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        key_value_states: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor, None]:
+        """hidden_states [B, S, d]; key_value_states [B, K, d] of the encoder, None in self-attention; mask: added to
+        scores, [B, 1, 1 or S, K]; position_bias [B, H, S, K]: the first block's."""
+        source = hidden_states if key_value_states is None else key_value_states
+        query, key, value = self._heads(self.q(hidden_states)), self._heads(self.k(source)), self._heads(self.v(source))
+        scores = torch.matmul(query, key.transpose(2, 3))
+        if position_bias is None:
+            position_bias = self._bias(scores, mask)
+        scores += position_bias
+        probabilities = F.softmax(scores.float(), dim=-1).type_as(scores)
+        probabilities = F.dropout(probabilities, p=self.dropout, training=self.training)
+        mixed = torch.matmul(probabilities, value).transpose(1, 2).contiguous()
+        return self.o(mixed.view(*hidden_states.shape[:-1], -1)), position_bias, None
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, S, inner] to [B, H, S, d_kv]."""
+        return x.view(*x.shape[:2], self.n_heads, self.key_value_proj_dim).transpose(1, 2)
+
+    def _bias(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, H, S, K]."""
+        batch, num_heads, query_len, key_len = scores.shape
+        if self.has_relative_attention_bias:
+            bias = self.compute_bias(query_len, key_len, device=scores.device)
+        else:
+            bias = scores.new_zeros(1, num_heads, query_len, key_len)
+        return bias + (scores.new_zeros(batch, 1, 1, key_len) if mask is None else mask)
 
 
 class T5(T5ForConditionalGeneration):
@@ -108,7 +151,15 @@ def build(config: T5Config, info: DataInfo) -> T5:
         "eos_token_id": 1 if info.eos_id is None else info.eos_id,
     }
     cls = T5 if config.tie_word_embeddings else UntiedT5
-    return cls(HFConfig(**options), keep_keys_and_values=config.use_cache)
+    is_explicit = config.kernels == "explicit"
+    if is_explicit:
+        options["attn_implementation"] = "eager"
+    model = cls(HFConfig(**options), keep_keys_and_values=config.use_cache)
+    if is_explicit:
+        for module in model.modules():
+            if isinstance(module, T5Attention):
+                module.__class__ = ExplicitAttention
+    return model
 
 
 def unit_classes() -> tuple[type[nn.Module], ...]:

@@ -16,7 +16,7 @@ from recipes.plan.advice import smaller
 from recipes.plan.aside import in_one_line
 from recipes.plan.machine import machine_for_memory
 from recipes.plan.predict import predict
-from recipes.plan.record import GivenUp, record_run
+from recipes.plan.record import GivenUp, as_it_runs, record_run
 from recipes.plan.recordings import key_of
 from recipes.schema import RecipeConfig
 from recipes.schema.derived import micro_batch, num_micro_batches
@@ -59,7 +59,7 @@ class Fitting:
             return Fit(unknown="train.compile and sharding.cpu_offload are not simulated")
         if why := self._why_not():
             return Fit(unknown=why)
-        short = shortened(config, world_size)
+        short = as_it_runs(shortened(config, world_size))
         try:
             recorded = record_run(short, world_size, ranks_per_host, why_not=self._why_not)
             plan = predict(short, recorded, machine_for_memory(config.hardware, ranks_per_host)).plan
@@ -83,7 +83,7 @@ def shortened(config: RecipeConfig, world_size: int) -> RecipeConfig:
 
 def memory_key(config: RecipeConfig, world_size: int, ranks_per_host: int) -> str:
     """Equal for configs whose memory is the same."""
-    short = shortened(config, world_size)
+    short = as_it_runs(shortened(config, world_size))
     tree = json.loads(key_of(short, world_size, ranks_per_host))
     sections = tree[0]
     sections["train"]["micro_batch"] = micro_batch(short.train, world_size)

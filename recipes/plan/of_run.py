@@ -26,7 +26,7 @@ from recipes.plan.aside import NoAnswer, answer_of
 from recipes.plan.compared import FILE, Beside, Compared
 from recipes.plan.machine import machine_for_memory
 from recipes.plan.predict import predict
-from recipes.plan.record import RecordedRun, record_run
+from recipes.plan.record import RecordedRun, as_it_runs, record_run
 from recipes.plan.result import Plan
 from recipes.plan.traffic import traffic_of
 from recipes.schema import RecipeConfig
@@ -122,7 +122,7 @@ def leave_plan(
 def planned(config: RecipeConfig, context: RankContext, info: DataInfo, wire: str) -> dict[str, Any]:
     """The plan as ``action=plan`` writes it, its numbers by the names of a comparison, and notes. Plain JSON."""
     device, world, per_host = context.device.partition(":")[0], context.world_size, context.local_world_size
-    shares_memory = wire == "shared_memory"
+    config, shares_memory = as_it_runs(config), wire == "shared_memory"
     recorded = record_run(config, world, per_host, is_inline=device == "cpu", shares_memory=shares_memory, info=info)
     plan = predict(config, recorded, machine_for_memory(config.hardware, per_host)).plan
     why_no_time = _why_no_time(config, device, world, per_host)

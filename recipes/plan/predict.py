@@ -52,10 +52,11 @@ def predict(config: RecipeConfig, recorded: RecordedRun, machine: Machine) -> Pr
     """A recording on a machine. One recording serves any number of machines with hosts of the same size."""
     tape, first = recorded.tape, recorded.last_step
     timeline = play(tape, machine.hardware)
-    endless = replay(tape, timeline, _NO_END, first)
+    is_packed = config.plan.packs_state
+    endless = replay(tape, timeline, _NO_END, first, is_packed)
     # What never asks for more than there is takes the same way with a limit as without.
     has_room = endless.peak_reserved <= machine.hardware.usable_bytes
-    memory = endless if has_room else replay(tape, timeline, machine.hardware.usable_bytes, first)
+    memory = endless if has_room else replay(tape, timeline, machine.hardware.usable_bytes, first, is_packed)
     times = time_of(tape, timeline, first, machine.hardware)
     memory_plan = _memory(recorded, memory, endless, machine.hardware.usable_bytes)
     is_sound = memory_plan.fits and not memory_plan.num_alloc_retries

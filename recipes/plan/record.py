@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from fsdp_core.describe import ModelReport
 from fsdp_core.held_bytes import HeldBytes, held_bytes
+from fsdp_core.simulate.habits import Habits
 from fsdp_core.simulate.recording import Recorder
 from fsdp_core.simulate.tape import Mark, Tape
 from recipes.build import build_trainee
@@ -20,6 +21,7 @@ from recipes.models.dhen.exchange import PaperWorld, stand_in
 from recipes.plan.paper_ranks import PaperRanks
 from recipes.plan.samples import expected_info, sample_batch
 from recipes.schema import RecipeConfig
+from recipes.schema.actions import PlanConfig
 from recipes.schema.derived import micro_batch, num_micro_batches
 from recipes.step import train_step
 
@@ -77,6 +79,19 @@ class _NoTimes(StepTimes):
         return {}
 
 
+def habits_of(config: PlanConfig) -> Habits:
+    return Habits(
+        concatenates_gradients=config.gradients == "concatenated",
+        frees_gradients=config.frees_gradients,
+        keeps_output=config.keeps_output,
+    )
+
+
+def as_it_runs(config: RecipeConfig) -> RecipeConfig:
+    """Without habits assumed of others: what the run itself takes."""
+    return replace(config, plan=PlanConfig())
+
+
 def _paper_world(recorder: Recorder, world_size: int) -> PaperWorld:
     """For tables that exchange rows over all ranks by themselves."""
     everyone = tuple(range(world_size))
@@ -123,26 +138,31 @@ def record_run(
     ranks = PaperRanks(0, world_size, device)
     batch = sample_batch(info, micro_batch(config.train, world_size))
     micro_batches = [batch] * num_micro_batches(config.train, world_size)
-    with Recorder() as recorder, stand_in(_paper_world(recorder, world_size)):
+    habits = habits_of(config.plan)
+    gradients: set[int] = set()
+    with Recorder() as recorder, stand_in(_paper_world(recorder, world_size)), habits.while_built(recorder):
         compares_first = is_inline and config.sharding.wire == "collectives"
         paper = recorder.ranks(0, world_size, is_inline, shares_memory, compares_first)
         built = build_trainee(config, context, ranks, info, process_group=paper)
-        recorder.follow(built.trainee.model)
+        model = built.trainee.model
+        recorder.follow(model)
+        habits.watch(model)
         recorder.begin_tape()  # not before: on the meta device the whole model was there for a moment
         clock = _MarkingClock(recorder, why_not)
         for _ in range(steps):
             clock.start()
             train_step(built.trainee, micro_batches, 1e-3, clock)
+            gradients |= recorder.gradient_blocks(model)
+            habits.after_step(model)
         tape = recorder.end_tape()
-        gradients = recorder.gradient_blocks(built.trainee.model)
-        held = held_bytes(built.trainee.model)
+        held = held_bytes(model)
     begins = [index for index, entry in enumerate(tape.entries) if isinstance(entry, Mark) and entry.kind == "step"]
     task = built.trainee.task
     return RecordedRun(
         tape=tape,
         report=built.groups.report,
         info=info,
-        gradients=gradients,
+        gradients=frozenset(gradients),
         num_parameters=built.num_parameters,
         last_step=begins[-1],
         held=held,

@@ -21,6 +21,24 @@ class ExportConfig:
 
 
 @dataclass
+class PlanConfig:
+    """Whose habits of memory a plan assumes: this engine's, or those of the FSDP paper's engine and loops
+    (docs/paper_figures.md). A run is always compared with, and refused by, a plan of this engine."""
+
+    gradients: str = described(
+        "as_they_come",
+        "into the unit's source as_they_come, or concatenated at the end of the unit's backward, before its weights go",
+        choices=("as_they_come", "concatenated"),
+    )
+    frees_gradients: bool = described(False, "reduced gradients are given back after each step, not kept for the next")
+    keeps_output: bool = described(False, "what the model returned is kept until the next forward has returned")
+    packs_state: bool = described(
+        False,
+        "what stays from step to step lies in allocator segments of its own; false: where the first step put it",
+    )
+
+
+@dataclass
 class CalibrateConfig:
     """``action=calibrate``: this machine as a hardware profile."""
 

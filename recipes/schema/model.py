@@ -55,6 +55,12 @@ class T5Config(ModelConfig):
     dropout: float = described(0.1, "probability", at_least=0, below=1)
     feed_forward_proj: str = described("relu", "activation", choices=("relu", "gated-gelu"))
     tie_word_embeddings: bool = described(True, "share the head's matrix with the embedding")
+    kernels: str = described(
+        "fused",
+        "fused: attention is one kernel; explicit: one operation after the other, as the library once did, which takes "
+        "more memory",
+        choices=("fused", "explicit"),
+    )
     use_cache: bool = described(
         False, "keep keys and values of decoder blocks during training, as the library's default does"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipes.schema.actions import CalibrateConfig, ExportConfig, GenerateConfig
+from recipes.schema.actions import CalibrateConfig, ExportConfig, GenerateConfig, PlanConfig
 from recipes.schema.data import DataConfig
 from recipes.schema.engine import PrecisionConfig, RateLimiterConfig, ShardingConfig
 from recipes.schema.fields import described
@@ -36,6 +36,7 @@ class RecipeConfig:
     logger: LoggerConfig = described(LoggerConfig, "where metrics go")
     checkpoint: CheckpointConfig = described(CheckpointConfig, "saving and resuming")
     hardware: HardwareConfig = described(HardwareConfig, "profile for MFU and planning")
+    plan: PlanConfig = described(PlanConfig, "whose habits a plan assumes")
     export: ExportConfig = described(ExportConfig, "a checkpoint as a Hugging Face folder")
     calibrate: CalibrateConfig = described(CalibrateConfig, "this machine as a hardware profile")
     generate: GenerateConfig = described(GenerateConfig, "text from a checkpoint")

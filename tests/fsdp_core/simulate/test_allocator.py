@@ -145,6 +145,17 @@ def test_peaks_count_from_the_entry_that_was_asked_for() -> None:
     assert (report.peak_allocated, report.peak_reserved) == (12 * MIB, 30 * MIB)
 
 
+def test_what_stays_lies_in_the_holes_of_the_first_step_or_in_segments_of_its_own() -> None:
+    """12 MiB stay, cut from a segment of 30 that the first step left; the second step needs 30 again."""
+    hardware = Hardware(1.0, 1.0, 1.0, ENDLESS, 8, 1.0, 1.0)
+    first_step = [t.Alloc(1, 30 * MIB, 0, "mm"), t.Free(1), t.Alloc(2, 12 * MIB, 0, "state")]
+    tape = t.Tape([*first_step, t.Alloc(3, 30 * MIB, 0, "mm"), t.Free(3)])
+    line = play(tape, hardware)
+    assert replay(tape, line, ENDLESS, measure_from=3).peak_reserved == 60 * MIB
+    packed = replay(tape, line, ENDLESS, measure_from=3, is_packed=True)
+    assert (packed.peak_allocated, packed.peak_reserved) == (42 * MIB, 42 * MIB)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_asked_for_the_books_balance(seed: int) -> None:
     """Blocks in use never exceed what is active, active never what is reserved; all given back, all can be returned."""

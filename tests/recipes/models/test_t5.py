@@ -84,3 +84,39 @@ def test_an_error_in_forward_holds_nothing() -> None:
     with pytest.raises(IndexError):
         model(input_ids=torch.full((1, 4), 1), labels=torch.full((1, 4), 50))
     assert model.keys_and_values._held == []
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_explicit_kernels_are_the_same_function(use_cache: bool) -> None:
+    batch, outcomes = T5.batch(3), []
+    for kernels in ("fused", "explicit"):
+        model = T5.with_config(kernels=kernels, use_cache=use_cache).build()
+        loss = T5.loss(model, batch)
+        loss.backward()
+        outcomes.append((loss, dict(model.named_parameters()), model.state_dict().keys()))
+    (fused, parameters, names), (explicit, others, other_names) = outcomes
+    assert names == other_names  # a checkpoint of one is one of the other
+    torch.testing.assert_close(explicit, fused)
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(others[name].grad, parameter.grad, msg=name)
+
+
+def test_an_explicit_mask_hides_what_the_fused_one_hides() -> None:
+    batch = T5.batch(2)
+    shown = torch.ones_like(batch["input_ids"])
+    shown[0, 3:] = 0
+    logits = [
+        T5.with_config(kernels=kernels).build().eval()(**batch, attention_mask=shown).logits
+        for kernels in ("fused", "explicit")
+    ]
+    torch.testing.assert_close(*logits)
+    unmasked = T5.with_config(kernels="explicit").build().eval()(**batch).logits
+    assert not torch.allclose(unmasked[0], logits[1][0])
+    torch.testing.assert_close(unmasked[1], logits[1][1])
+
+
+def test_explicit_attention_drops_probabilities_in_training_only() -> None:
+    model, batch = T5.with_config(kernels="explicit", dropout=0.5).build(), T5.batch(1)
+    assert torch.equal(model.eval()(**batch).logits, model(**batch).logits)
+    attention, x = model.train().encoder.block[0].layer[0].SelfAttention, torch.randn(1, 8, model.config.d_model)
+    assert not torch.equal(attention(x)[0], attention(x)[0])

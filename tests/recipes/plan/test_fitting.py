@@ -25,6 +25,13 @@ def test_what_memory_does_not_see_shares_a_plan() -> None:
     assert key(train__global_batch=4, train__micro_batch=2) == key(train__global_batch=4)
 
 
+def test_whether_a_run_fits_does_not_depend_on_habits_that_plans_assume_of_others() -> None:
+    habits = {"plan__gradients": "concatenated", "plan__frees_gradients": True, "plan__packs_state": True}
+    assert key() == key(**habits)
+    assert Fitting().of(tiny("gpt"), 2, 2) == Fitting().of(tiny("gpt", **habits), 2, 2)
+    assert needed(tiny("gpt")) != needed(tiny("gpt", **habits))
+
+
 @pytest.mark.parametrize(
     "change",
     [
