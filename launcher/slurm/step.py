@@ -99,6 +99,7 @@ def _refusal(what: str, environ: Mapping[str, str]) -> ConfigErrors:
         got=got,
         source="environment",
         expected="the same number of tasks on every node, counted node by node",
-        remedy="srun --nodes N --ntasks-per-node M --distribution=block fsdp-launch ...",
+        remedy="srun --nodes N --ntasks-per-node M --distribution=block fsdp-launch ..., in an allocation made "
+        "with the same --nodes and --ntasks-per-node (with salloc --ntasks SLURM divides the tasks as it likes)",
     )
     return ConfigErrors([problem])

@@ -17,7 +17,7 @@ from launcher.announce import say, short
 from launcher.check.about import is_installed
 from launcher.command_line import parse
 from launcher.compose import Composer
-from launcher.errors import ConfigErrors, Problem
+from launcher.errors import EXIT_OK, ConfigErrors, Problem
 from launcher.provenance import HIDDEN
 from launcher.sweep import folder, states
 from launcher.sweep.chosen import backend_of
@@ -35,12 +35,21 @@ _MOST_IN_VAIN = 50  # choices in a row that are on record already, or cannot be 
 
 
 def start_search(composer: Composer, arguments: Sequence[str]) -> int:
-    """A new search, or one that goes on; returns the exit code.
+    """A new search, or one that goes on; returns the exit code. ``action=check`` only checks it.
 
     Raises:
         ConfigErrors: nothing to search, optuna is not installed, a choice cannot run, or the folder is not usable.
     """
     space, first = _checked(composer)
+    action = first.config.action
+    if action == "check":
+        print(f"ok: a search of {first.asked.trials} jobs over {', '.join(dimension.key for dimension in space)}")
+        return EXIT_OK
+    if action != "train":
+        what, expected = "a search looks at results, so its jobs train", "train, or check, which starts nothing"
+        raise ConfigErrors(
+            [Problem(what, "action", action, expected=expected, remedy="leave hydra/sweeper out: a grid")]
+        )
     is_new = is_still_to_be_made(first.asked)
     sweep = opened(asked_of(composer, first, arguments), first.asked, [])
     with gone_again(sweep) if is_new else nullcontext():

@@ -130,3 +130,13 @@ def test_a_job_that_diverged_is_a_choice_that_gave_nothing(sweeping: Sweeping, m
     assert sweeping.run(*SEARCH, "sweep.trials=4") == 0
     assert [row["eval_loss"] != "" for row in sweeping.rows()] == [False, True, False, True]
     assert "the search ends" not in sweeping.err
+
+
+def test_a_search_that_is_only_checked_starts_nothing(sweeping: Sweeping) -> None:
+    words = ("-m", "hydra/sweeper=optuna", "sweep.dir=s", "optimizer.lr=interval(1e-5,1e-2)", "sweep.trials=7")
+    assert sweeping.run(*words, "action=check") == 0
+    assert "ok: a search of 7 jobs over optimizer.lr" in sweeping.out
+    assert sweeping.run(*words, "action=check", "train.steps=0") == 2
+    assert sweeping.run(*words, "action=plan", "hardware=a100_80gb") == 2
+    assert "a search looks at results, so its jobs train" in sweeping.err
+    assert list(sweeping.folder.iterdir()) == []
