@@ -165,7 +165,7 @@ def reasons(best: Tried, start: Tried) -> Iterator[str]:
     if not start.is_sound:
         yield "the config itself does not go through without retries"
     elif best.samples_per_s > start.samples_per_s:
-        yield f"{100 * (best.samples_per_s / start.samples_per_s - 1):.0f} % more samples/s than the config itself"
+        yield f"{100 * (best.samples_per_s / start.samples_per_s - 1):.2g} % more samples/s than the config itself"
     before, after = start.plan.memory.needed, best.plan.memory.needed
     if before != after:
         yield f"{gb(abs(after - before))} {'more' if after > before else 'less'} memory"

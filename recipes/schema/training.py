@@ -218,6 +218,9 @@ class HardwareConfig:
     overlap_slowdown: float | None = described(
         None, "computing takes this much longer while a collective runs beside it; null: assumed", at_least=0
     )
+    reduce_slowdown: float | None = described(
+        None, "and this much more where the collective adds (reduce-scatter, all-reduce); null: not more", at_least=0
+    )
     gathers_wait_in_forward: bool = described(
         False, "a hypothesis: a gather of the forward begins only when computing has come to it; false: it overlaps"
     )

@@ -38,6 +38,10 @@ def gather(seconds: int, event: int, stream: int = t.GATHER) -> t.Collective:
     return t.Collective("all_gather", stream, event, 2 * seconds, (0, 1), "unit", "forward")
 
 
+def reduction(seconds: int, event: int) -> t.Collective:
+    return t.Collective("reduce_scatter", t.REDUCE, event, 2 * seconds, (0, 1), "unit", "reduce")
+
+
 def spans(entries: list[t.Entry], hardware: Hardware = HARDWARE) -> list[tuple[str, float, float]]:
     line = play(t.Tape(entries), hardware)
     return [(span.lane, round(span.start_s, 6), round(span.end_s, 6)) for span in line.spans]
@@ -91,6 +95,16 @@ def test_computing_is_slower_while_a_collective_runs_beside_it() -> None:
     entries = [gather(4, 0), kernel(10)]
     end = spans(entries, replace(HARDWARE, overlap_slowdown=0.5))[1][2]
     assert end == pytest.approx(4.1 + 10 - 3.9 / 1.5)
+
+
+def test_computing_may_be_slower_still_beside_a_collective_that_adds() -> None:
+    # busy with a gather till 4.1 s, with a reduction (issued at 0.2 s) till 6.1 s; 1.5 s and then 2 s buy 1 s of work
+    slow = replace(HARDWARE, overlap_slowdown=0.5, reduce_slowdown=0.5)
+    entries = [gather(4, 0), reduction(2, 1), kernel(10)]
+    assert spans(entries, slow)[2][2] == pytest.approx(6.1 + 10 - 3.8 / 1.5 - 2.0 / 2)
+    only_adding = replace(HARDWARE, reduce_slowdown=1.0)
+    assert spans([gather(4, 0), kernel(10)], only_adding)[1][2] == pytest.approx(0.2 + 10)
+    assert spans([reduction(4, 0), kernel(10)], only_adding)[1][2] == pytest.approx(4.1 + 10 - 3.9 / 2)
 
 
 def test_a_freed_block_is_busy_until_every_stream_that_used_it_has_got_past() -> None:

@@ -20,12 +20,14 @@ def figures() -> dict[str, Comparison]:
 
 H1 = (  # of T5 (docs/paper_figures.md, two hypotheses)
     "hardware.gathers_wait_in_forward=false",
-    "hardware.overlap_slowdown=0.483",
-    "hardware.compute_efficiency=0.583",
-    "hardware.cross_efficiency=0.538",
-    "hardware.intra_step_s=8.12e-6",
-    "hardware.cross_step_s=8.12e-6",
+    "hardware.overlap_slowdown=0.536",
+    "hardware.reduce_slowdown=0",
+    "hardware.compute_efficiency=0.586",
+    "hardware.cross_efficiency=0.519",
+    "hardware.intra_step_s=8.24e-6",
+    "hardware.cross_step_s=8.24e-6",
 )
+HYBRID_OVER_FULL = -1.8  # percent: the paper's figure 6a at 11.3B
 
 
 def of_paper(name: str, *typed: str) -> Comparison:
@@ -87,14 +89,14 @@ def largest_of_6a(found: Comparison) -> tuple[float, float, float]:
     return full, hybrid, effect.predicted
 
 
-def test_hybrid_sharding_loses_under_the_first_hypothesis_alone(figures: dict[str, Comparison]) -> None:
-    """The paper: -1.8 %. The profile's hypothesis has it the other way round, which the docs say."""
-    full, hybrid, effect = largest_of_6a(of_paper("6a", *H1))
-    assert max(abs(full), abs(hybrid)) < 2
-    assert -1.8 - 1.5 < effect < 0
-    full, hybrid, effect = largest_of_6a(figures["6a"])
-    assert abs(full) < 2
-    assert 0 < effect < 1.5
+def test_hybrid_sharding_loses(figures: dict[str, Comparison]) -> None:
+    """By as much as the paper's within 1.5 points under the first hypothesis, under the profile's within 1.65: the docs
+    say why."""
+    for found, most_apart in ((of_paper("6a", *H1), 1.5), (figures["6a"], 1.65)):
+        full, hybrid, effect = largest_of_6a(found)
+        assert max(abs(full), abs(hybrid)) < 2
+        assert effect < 0
+        assert abs(effect - HYBRID_OVER_FULL) < most_apart
 
 
 def test_replicas_do_not_fit_above_the_second_size(figures: dict[str, Comparison]) -> None:
