@@ -142,7 +142,15 @@ def _sbatch(
         if not isinstance(error, UnknownSubmissionError):
             for job in jobs:
                 records.add(job.run_dir, "refused")
+        elif started := _started(jobs):
+            return started
         raise refused(error) from None
+
+
+def _started(jobs: Sequence[Prepared]) -> str | None:
+    """The job, or array, that has begun with these runs since they were submitted, whatever sbatch and squeue say."""
+    stories = [records.story(job.run_dir) for job in jobs]
+    return next((story.job.partition("_")[0] for story in stories if story.job and not story.is_submitting), None)
 
 
 class MaybeSubmitted(ConfigErrors):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -361,6 +362,21 @@ def test_a_job_that_has_started_though_nobody_noted_it_is_taken_over(
     assert (tmp_path / "cancelled").read_text() == "9_2\n"
     assert [records.story(run_dir).job for run_dir in run_dirs] == ["9_0", "9_1", "102"]
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("words", [["run.dir=one"], ["-m", "sweep.dir=s", "run.seed=1,2"]], ids=["run", "array"])
+def test_a_job_that_has_run_before_sbatch_was_given_up_is_known_by_its_folder(
+    programs: Programs, impatient: None, tmp_path: Path, words: list[str]
+) -> None:
+    """It has left the queue, too."""
+    run_dir = tmp_path / ("one" if words == ["run.dir=one"] else "s/jobs/0001/run")
+    job = "77" if words == ["run.dir=one"] else "77_1"
+    line = json.dumps({"event": "started", "job": job, "restart": 0, "folder": str(run_dir)})
+    programs("sbatch", f"#!/bin/sh\necho '{line}' >>{run_dir}/slurm/jobs.jsonl; sleep 600\n")
+    programs("squeue", "#!/bin/sh\n")
+    assert cli.main(["cluster=slurm", *words]) == 0
+    story = records.story(run_dir)
+    assert (story.job, story.restart, story.is_submitting) == (job, 0, False)
 
 
 STRANGE = ["<html>502 Bad gateway</html>", "", "Submitted batch job 12", "\\211PNG\\r\\n"]
