@@ -21,9 +21,9 @@ class Hardware:
     intra_reduce_ratio, cross_reduce_ratio: what collectives that add reach of the rate of those that copy.
     intra_step_s, cross_step_s: latency of one step of a ring inside a host, between hosts.
     launch_s: what issuing one operation costs the host. kernel_s: shortest kernel.
-    overlap_slowdown: computing takes this much longer while a collective runs beside it. reduce_slowdown: and this much
-        more where that collective adds, for which it needs the device's processors.
-    gathers_wait_in_forward: a gather that forward asks for begins only when computing has come to it (a hypothesis).
+    overlap_slowdown: computing takes this much longer while a collective runs beside it.
+    gathers_wait_in_forward: the part of a gather that forward cannot hide (a hypothesis). 1: it begins when computing
+        has come to it; 0.5: half its time earlier; 0: as early as it can.
     """
 
     half_flops_per_s: float
@@ -44,5 +44,4 @@ class Hardware:
     launch_s: float = 5e-6
     kernel_s: float = 3e-6
     overlap_slowdown: float = 0.0
-    reduce_slowdown: float = 0.0
-    gathers_wait_in_forward: bool = False
+    gathers_wait_in_forward: float = 0.0

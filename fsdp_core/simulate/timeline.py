@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fsdp_core.simulate import tape as t
 from fsdp_core.simulate.hardware import Hardware
-from fsdp_core.simulate.network import REDUCTIONS, collective_s
+from fsdp_core.simulate.network import collective_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,16 @@ class _Channel:
         self.free_s = 0.0
         self.starts: list[float] = []
         self.ends: list[float] = []
-        self.slowdowns: list[float] = []
 
-    def run(self, ready_s: float, duration_s: float, slowdown: float) -> tuple[float, float]:
-        """Start and end. slowdown: computing takes this much longer meanwhile."""
+    def run(self, ready_s: float, duration_s: float) -> tuple[float, float]:
         start = max(ready_s, self.free_s)
         self.free_s = start + duration_s
-        if slowdown:
-            self.starts.append(start)
-            self.ends.append(self.free_s)
-            self.slowdowns.append(slowdown)
+        self.starts.append(start)
+        self.ends.append(self.free_s)
         return start, self.free_s
 
-    def stretched(self, start_s: float, duration_s: float) -> float:
-        """End of ``duration_s`` of computing that begins at ``start_s`` and is slower beside collectives."""
+    def stretched(self, start_s: float, duration_s: float, slowdown: float) -> float:
+        """End of ``duration_s`` of computing that begins at ``start_s`` and is slower while the channel is busy."""
         now, left = start_s, duration_s
         index = bisect_left(self.ends, now)
         while left > 0 and index < len(self.starts):
@@ -69,7 +65,6 @@ class _Channel:
                 now, left = now + alone, left - alone
                 continue
             beside = self.ends[index] - now
-            slowdown = self.slowdowns[index]
             if beside > 0:
                 done = min(left, beside / (1 + slowdown))
                 now, left = now + done * (1 + slowdown), left - done
@@ -98,19 +93,19 @@ def play(tape: t.Tape, hardware: Hardware) -> Timeline:
                 host += hardware.launch_s
                 start = max(host, streams[entry.stream])
                 duration = kernel_s(entry, hardware)
-                end = channel.stretched(start, duration) if entry.stream == t.COMPUTE else start + duration
+                end = start + duration
+                if entry.stream == t.COMPUTE and hardware.overlap_slowdown:
+                    end = channel.stretched(start, duration, hardware.overlap_slowdown)
                 streams[entry.stream] = end
                 line.spans.append(Span(t.STREAMS[entry.stream], entry.name, *place, start, end))
             case t.Collective():
                 host += hardware.launch_s
                 duration = collective_s(entry.primitive, entry.nbytes, entry.ranks, hardware)
                 ready = max(host, streams[entry.stream])
-                if hardware.gathers_wait_in_forward and (entry.primitive, entry.phase) == ("all_gather", "forward"):
-                    ready = max(ready, streams[t.COMPUTE])
-                slowdown = hardware.overlap_slowdown
-                if entry.primitive in REDUCTIONS:
-                    slowdown += hardware.reduce_slowdown
-                start, end = channel.run(ready, duration, slowdown)
+                waits = hardware.gathers_wait_in_forward
+                if waits and (entry.primitive, entry.phase) == ("all_gather", "forward"):
+                    ready = max(ready, streams[t.COMPUTE] - (1 - waits) * duration)
+                start, end = channel.run(ready, duration)
                 events[entry.event] = end
                 line.spans.append(Span("channel", entry.primitive, entry.unit, entry.phase, start, end))
             case t.Record():

@@ -158,11 +158,7 @@ class _Measuring:
         wire = groups.shard if local > 1 else groups.world
         slowdown = links.overlap_slowdown(wire, self._watch)
         about = "computing stands still" if slowdown == links.MOST_SLOWDOWN else "a reduce-scatter beside torch.mm"
-        return [
-            *values,
-            self._keep("overlap_slowdown", slowdown, about),
-            self._keep("reduce_slowdown", 0.0, "in that already"),
-        ]
+        return [*values, self._keep("overlap_slowdown", slowdown, about)]
 
     def _line(self, groups: Groups, num_ranks: int, where: str) -> links.Line:
         wire = groups.shard if where == "intra" else groups.world

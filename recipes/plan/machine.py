@@ -24,7 +24,6 @@ _FITTED = (
     "launch_s",
     "kernel_s",
     "overlap_slowdown",
-    "reduce_slowdown",
     "gathers_wait_in_forward",
 )
 

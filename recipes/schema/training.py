@@ -218,11 +218,12 @@ class HardwareConfig:
     overlap_slowdown: float | None = described(
         None, "computing takes this much longer while a collective runs beside it; null: assumed", at_least=0
     )
-    reduce_slowdown: float | None = described(
-        None, "and this much more where the collective adds (reduce-scatter, all-reduce); null: not more", at_least=0
-    )
-    gathers_wait_in_forward: bool = described(
-        False, "a hypothesis: a gather of the forward begins only when computing has come to it; false: it overlaps"
+    gathers_wait_in_forward: float = described(
+        0.0,
+        "a hypothesis: the part of a gather that forward cannot hide. 1: it begins when computing has come to it; "
+        "0: as early as it can",
+        at_least=0,
+        at_most=1,
     )
 
 
