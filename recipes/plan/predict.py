@@ -14,7 +14,7 @@ from recipes.metrics.flops import flop_rates, peak_flops, sample_flops
 from recipes.plan.advice import advice_for
 from recipes.plan.kinds import bytes_by_kind, kinds_of
 from recipes.plan.machine import Machine, machine_of
-from recipes.plan.record import RecordedRun, record_run
+from recipes.plan.record import RecordedRun, habits_in_words, record_run
 from recipes.plan.result import MemoryPlan, Plan, Rates, TimePlan
 from recipes.plan.timing import time_of
 from recipes.plan.traffic import traffic_of
@@ -74,6 +74,7 @@ def predict(config: RecipeConfig, recorded: RecordedRun, machine: Machine) -> Pr
         num_micro_batches=num_micro_batches(config.train, world_size),
         hardware=machine.name,
         assumed=machine.assumed,
+        habits=habits_in_words(config.plan),
         memory=memory_plan,
         traffic=traffic_of(collectives, recorded.local_world_size),
         time=times,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -85,6 +85,13 @@ def habits_of(config: PlanConfig) -> Habits:
         frees_gradients=config.frees_gradients,
         keeps_output=config.keeps_output,
     )
+
+
+def habits_in_words(config: PlanConfig) -> tuple[str, ...]:
+    """Those that this engine has not, as they would be typed."""
+    own = asdict(PlanConfig())
+    other = {key: value for key, value in asdict(config).items() if value != own[key]}
+    return tuple(f"plan.{key}={str(value).lower()}" for key, value in other.items())
 
 
 def as_it_runs(config: RecipeConfig) -> RecipeConfig:

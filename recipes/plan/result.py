@@ -126,7 +126,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole answer. rates: None where retries or a lack of memory make every speed a guess."""
+    """The whole answer. rates: None where retries or a lack of memory make every speed a guess. habits: assumed of
+    another engine, as words; empty for a plan of this one."""
 
     model: str
     num_parameters: int
@@ -139,6 +140,7 @@ class Plan:
     num_micro_batches: int
     hardware: str
     assumed: tuple[str, ...]
+    habits: tuple[str, ...]
     memory: MemoryPlan
     traffic: TrafficPlan
     time: TimePlan

@@ -25,6 +25,8 @@ def text_of(plan: Plan) -> str:
         lines.append(f"{'does not fit' if advice.is_blocking else 'warning'}: {advice.what}")
         if advice.change:
             lines.append(f"  try {advice.change}")
+    if plan.habits:
+        lines.append(f"not of this engine, by {', '.join(plan.habits)}; a run here needs what plan=default says")
     if plan.assumed:
         lines.append(f"assumed, not measured here: {', '.join(plan.assumed)}; set them in a profile of your own")
     return "\n".join(lines)

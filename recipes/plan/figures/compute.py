@@ -34,16 +34,22 @@ class Run:
     ranks_per_host: int
 
 
-def computed(figure: Figure, runs: Mapping[Words, Run], report: Report = lambda point, value: None) -> Comparison:
+def computed(
+    figure: Figure,
+    runs: Mapping[Words, Run],
+    report: Report = lambda point, value: None,
+    plans: dict[Words, Plan] | None = None,
+) -> Comparison:
     """runs: by the words of points; points of collectives have none, and use that of ``()``.
 
     report: told of every point as soon as it is known.
+    plans: of these runs, as far as they are there; the others are added.
 
     Raises:
         UnknownSize: only the data can tell a size that a model needs. ValueError: the profile knows too little.
     """
     predicted: dict[Point, Value | None] = {}
-    plans: dict[Words, Plan] = {}
+    plans = {} if plans is None else plans
     for point in figure.points:
         if point.not_predicted:
             continue

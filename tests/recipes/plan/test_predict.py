@@ -11,6 +11,7 @@ from recipes.plan.machine import machine_of
 from recipes.plan.predict import plan, predict
 from recipes.plan.record import record_run
 from recipes.plan.result import KINDS
+from recipes.plan.table import text_of
 from tests.recipes.plan.configs_in_tests import profile, tiny
 
 
@@ -148,3 +149,11 @@ def test_weights_kept_in_bfloat16_halve_the_state() -> None:
     for kind in ("parameters", "gradients", "optimizer"):
         assert coarse.peak_by_kind[kind] == pytest.approx(fine.peak_by_kind[kind] / 2, rel=0.02), kind
     assert coarse.peak_by_kind["gathered"] == fine.peak_by_kind["gathered"]
+
+
+def test_a_plan_of_another_engine_says_so() -> None:
+    own = plan(tiny("gpt"), 2, 2)
+    other = plan(tiny("gpt", plan__gradients="concatenated", plan__frees_gradients=True), 2, 2)
+    assert (own.habits, other.habits) == ((), ("plan.gradients=concatenated", "plan.frees_gradients=true"))
+    assert "not of this engine" not in text_of(own)
+    assert "not of this engine, by plan.gradients=concatenated, plan.frees_gradients=true" in text_of(other)

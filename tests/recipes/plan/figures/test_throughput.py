@@ -1,4 +1,4 @@
-"""Figures 6a, 6b, 7a, 7b and 7c whole, against the paper: levels held out from the fit, and effects."""
+"""Figures 6a, 6b, 7a, 7b, 7c and 8b whole, against the paper: levels held out from the fit, effects, memory of GPT."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from launcher.request import LaunchRequest
 from recipes.plan.figures.compare import Comparison, Row, summary_of
 from recipes.plan.figures.compute import Run, computed
 from recipes.plan.figures.points import load
+from recipes.plan.result import Plan
 
 pytestmark = pytest.mark.full  # minutes: some 30 runs are recorded
 
 
+Plans = dict[tuple[str, ...], Plan]
+
+
 @pytest.fixture(scope="module")
-def figures() -> dict[str, Comparison]:
-    return {name: of_paper(name) for name in ("6a", "6b", "7b", "7c")}
+def gpt_plans() -> Plans:
+    """Of the runs that figures 7b and 8b share, by their words; filled by ``figures``."""
+    return {}
 
 
-def of_paper(name: str) -> Comparison:
+@pytest.fixture(scope="module")
+def figures(gpt_plans: Plans) -> dict[str, Comparison]:
+    found = {name: of_paper(name) for name in ("6a", "6b", "7c")}
+    return found | {name: of_paper(name, plans=gpt_plans) for name in ("7b", "8b")}
+
+
+def of_paper(name: str, plans: Plans | None = None) -> Comparison:
     figure = load(name)
     words = (f"experiment=paper/fig{name}",)
     configs = run_configs(figure, LaunchRequest("", words, ("fsdp-launch", *words)))
@@ -26,7 +37,7 @@ def of_paper(name: str) -> Comparison:
         words: Run(config, config.cluster.num_nodes * config.cluster.nproc_per_node, config.cluster.nproc_per_node)
         for words, config in configs.items()
     }
-    return computed(figure, runs)
+    return computed(figure, runs, plans=plans)
 
 
 def apart(found: Comparison, name: str) -> list[float]:
@@ -91,3 +102,24 @@ def test_order_of_strategies_at_all_sizes() -> None:
 def test_replicas_do_not_fit_above_the_second_size(figures: dict[str, Comparison]) -> None:
     rows = [row for row in figures["6a"].rows if row.point.measure == "fits"]
     assert [row.predicted for row in rows] == [True, True, False]
+
+
+@pytest.mark.parametrize(("measure", "median", "worst"), [("allocated", 2, 4), ("active", 2, 5), ("reserved", 3, 7)])
+def test_memory_of_gpt(figures: dict[str, Comparison], measure: str, median: float, worst: float) -> None:
+    rows = [row for row in figures["8b"].rows if row.point.measure == measure]
+    found = summary_of(measure, "all", rows)
+    assert found.number == 10
+    assert found.median <= median
+    assert found.worst <= worst
+
+
+def test_one_run_of_gpt_retries_whatever_of_the_card_is_usable(
+    figures: dict[str, Comparison], gpt_plans: Plans
+) -> None:
+    """128 GPUs with batch 2, as in the paper, for 78 to 81 GB."""
+    flags = [row for row in figures["8b"].rows if row.is_flag]
+    assert len(flags) == 10
+    assert all(row.agrees for row in flags)
+    needed = sorted(plan.memory.needed for plan in gpt_plans.values())
+    assert needed[-1] > 81e9
+    assert needed[-2] < 78e9
