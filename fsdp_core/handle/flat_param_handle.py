@@ -37,7 +37,13 @@ from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_parameter import FlatParameter
 from fsdp_core.handle.gradient_source import GradientSources
 from fsdp_core.handle.shard_gradient import ShardGradient
-from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, WriteCount, flat_in_memory_order
+from fsdp_core.handle.sharded_tensor import (
+    ShardedTensor,
+    ShardSpec,
+    WriteCount,
+    flat_in_memory_order,
+    hear_own_gradients,
+)
 from fsdp_core.layout.flat_layout import FlatLayout, Segment
 
 _NO_WORK = DoneWork()
@@ -147,6 +153,18 @@ class FlatParamHandle:
             made.append(parameter)
         self.params = tuple(made)
         return self.params
+
+    def index_of(self, parameter: Tensor) -> int:
+        return next(index for index, one in enumerate(self.params) if one is parameter)
+
+    def hear_own_gradients(self) -> None:
+        """Once ``params`` are what they will be: be told (``note_outside``) what autograd itself puts into them."""
+        for parameter in self.params:
+            hear_own_gradients(parameter)
+
+    def note_outside(self, parameter: ShardedTensor) -> None:
+        """Autograd has put a gradient into ``parameter``, past the unit's node."""
+        self.unit.context.note_outside(self, parameter)
 
     def write_original(self, index: int, value: Tensor) -> None:
         """Take this rank's part of a whole original parameter (any device, any float dtype)."""
@@ -300,6 +318,7 @@ class FlatParamHandle:
         copied.sharded = self._allocate_sharded(self.sharded.device)
         copied.sharded.copy_(self.sharded)
         copied.make_parameters([parameter.requires_grad for parameter in self.params])
+        copied.hear_own_gradients()
         for old, new in zip(self.params, copied.params, strict=True):
             memo[id(old)] = new
         copied.resources = deepcopy(self.resources, memo)

@@ -21,7 +21,7 @@ from fsdp_core.comm.memory import Buffer
 from fsdp_core.comm.wire import BufferRole
 from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_parameter import FlatParameter
-from fsdp_core.handle.sharded_tensor import ShardedTensor, drop_own_grad, local_part, own_grad
+from fsdp_core.handle.sharded_tensor import ShardedTensor, local_part, own_grad, set_own_grad
 from fsdp_core.handle.sum_markers import UNTOUCHED, SumMarkers
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class ShardGradient:
         self._parts: list[ShardedTensor | None] = []
         self.markers = SumMarkers(handle, self)
         self.cleared: set[int] = set()  # cleared by name while the gradient is flat
+        self.outside: dict[int, ShardedTensor | None] = {}  # see ``note_outside``
         self._is_target = False  # a reduction that is on its way writes into ``flat``
         self._is_staged = False  # ``flat`` holds a gradient that becomes visible at the end of backward
 
@@ -66,6 +67,11 @@ class ShardGradient:
     def is_empty(self) -> bool:
         """Is the next reduced shard the first of its step?"""
         return not self._is_staged and self._is_unset()
+
+    @property
+    def is_staged(self) -> bool:
+        """Does a gradient wait for ``commit``?"""
+        return self._is_staged
 
     def drop_target(self) -> None:
         self._is_target = self._is_staged = False
@@ -179,10 +185,12 @@ class ShardGradient:
         if flat is not None:
             flat.grad = self.flat
             self.cleared.clear()
+            self.add_outside()
             return
+        self.outside.clear()
         for index in active:
             parameter, part = self._handle.params[index], self._part(index)
-            outside = own_grad(parameter)  # as ``add_outside``: it came after this was staged
+            outside = own_grad(parameter)  # autograd put it there after this was staged
             if outside is not None:
                 assert isinstance(outside, ShardedTensor)
                 part.local.add_(outside.local)
@@ -255,25 +263,43 @@ class ShardGradient:
 
     # -- gradients past the unit's node -----------------------------------------------------------------------------
 
+    def take_outside(self, parameter: ShardedTensor) -> ShardedTensor | None:
+        """What autograd itself has just put into a parameter, for a term of the loss that looks at it outside of its
+        unit (a penalty on its norm). Such terms are the same on all ranks: no mean. While the gradient is flat it is
+        taken from there, else it stays and ``None`` is returned."""
+        grad = own_grad(parameter)
+        if grad is None:  # a hook that came earlier has taken it away
+            return None
+        if not isinstance(grad, ShardedTensor):  # of a sum, or of a product with whole values: it is whole, too
+            grad = ShardedTensor(local_part(grad, parameter.spec).clone(), parameter.spec)
+            set_own_grad(parameter, grad)
+        if self._handle.flat_parameter is None:
+            return None
+        set_own_grad(parameter, None)
+        return grad
+
+    def note_outside(self, parameter: ShardedTensor, grad: ShardedTensor | None) -> None:
+        """Keep what ``take_outside`` gave until the end of backward."""
+        index = self._handle.index_of(parameter)
+        known = self.outside.get(index)
+        if known is not None and grad is not None:
+            known.local.add_(grad.local)
+        else:
+            self.outside[index] = grad
+
     def add_outside(self) -> None:
-        """While the gradient is flat: add what autograd itself has put into the parameters, for terms of the loss that
-        look at them outside of their unit (a penalty on their norm). Those are the same on all ranks: no mean."""
+        """Add what was noted to the gradient that is shown; the user's tensor hooks have seen it."""
+        noted, self.outside = self.outside, {}
         flat = self._handle.flat_parameter
-        if flat is None:
-            return
-        for parameter in self._handle.params:
-            grad = own_grad(parameter)
-            if grad is None:
+        for index, grad in noted.items():
+            if grad is None or flat is None:
                 continue
-            assert isinstance(grad, ShardedTensor)
-            drop_own_grad(parameter)
             if flat.grad is None:
                 flat.grad = torch.zeros_like(self._handle.sharded)
-            is_marker = self.markers.is_current(flat.grad)
-            span = parameter.spec.span
+                self.cleared.clear()
+            span = self._handle.params[index].spec.span
             flat.grad[span.shard_start : span.shard_end].add_(grad.local)
-            if is_marker:
-                self.markers.renew(flat.grad)
+            self.cleared.discard(index)
 
     # -- what stands for sums that are kept elsewhere ----------------------------------------------------------------
 
@@ -304,7 +330,7 @@ class ShardGradient:
         assert flat is not None
         if flat.grad is None:
             return None
-        index = self._index_of(parameter)
+        index = self._handle.index_of(parameter)
         if flat.grad is self.flat:
             return self._part(index)
         span = parameter.spec.span
@@ -324,16 +350,13 @@ class ShardGradient:
             with torch.no_grad():
                 region.copy_(local_part(value, parameter.spec))
             return
-        self.cleared.add(self._index_of(parameter))
+        self.cleared.add(self._handle.index_of(parameter))
         if all(index in self.cleared for index, p in enumerate(self._handle.params) if p.requires_grad):
             flat.grad = None
             return
         with torch.no_grad():
             region.zero_()
         self.markers.renew(flat.grad)
-
-    def _index_of(self, parameter: ShardedTensor) -> int:
-        return next(index for index, one in enumerate(self._handle.params) if one is parameter)
 
     # -- whole-shard access for norms and state ----------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ refused with the parameter's name. Which operation does what: ``sharded_ops.py``
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,8 +51,8 @@ def own_grad(parameter: Tensor) -> Tensor | None:
     return grad
 
 
-def drop_own_grad(parameter: Tensor) -> None:
-    _PLAIN_GRAD.__set__(parameter, None)
+def set_own_grad(parameter: Tensor, grad: Tensor | None) -> None:
+    _PLAIN_GRAD.__set__(parameter, grad)
 
 
 class WriteCount:
@@ -196,9 +198,56 @@ def _register(parameter: ShardedTensor, kind: str, hook: Callable[..., Any]) -> 
     hooks = parameter.__dict__.get(kind)
     if hooks is None:
         hooks = parameter.__dict__[kind] = OrderedDict()
+        if kind == "grad_hooks":
+            _meet_own_gradients(parameter)
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
+
+
+# -- gradients that autograd itself puts into a parameter, past its unit's node -------------------------------------
+
+
+def hear_own_gradients(parameter: ShardedTensor) -> None:
+    """From now on the owner of ``parameter`` is told of them, and the user's tensor hooks see them."""
+    if not (parameter.is_floating_point() or parameter.is_complex()):
+        return
+    with _as_trainable(parameter):
+        Tensor.register_post_accumulate_grad_hook(parameter, _tell_owner)
+    if parameter.__dict__.get("grad_hooks"):
+        _meet_own_gradients(parameter)
+
+
+def _tell_owner(parameter: Tensor) -> None:
+    assert isinstance(parameter, ShardedTensor)
+    parameter.owner.note_outside(parameter)
+
+
+def _meet_own_gradients(parameter: ShardedTensor) -> None:
+    self = weakref.ref(parameter)
+
+    def meet_hooks(grad: Tensor | None) -> Tensor | None:
+        parameter = self()
+        if grad is None or parameter is None:  # of most backward passes: the unit's node has dealt with it
+            return None
+        for hook in list(parameter.__dict__["grad_hooks"].values()):
+            changed = hook(grad)
+            grad = grad if changed is None else changed
+        return grad
+
+    with _as_trainable(parameter):
+        Tensor.register_hook(parameter, meet_hooks)
+
+
+@contextmanager
+def _as_trainable(parameter: ShardedTensor) -> Iterator[None]:
+    """torch takes hooks only then; they stay when it is frozen."""
+    needs_grad = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        parameter.requires_grad_(needs_grad)
 
 
 def local_part(value: Tensor, spec: ShardSpec) -> Tensor:

@@ -61,10 +61,6 @@ class SumMarkers:
         self._marked.clear()
         self._flat = None
 
-    def is_current(self, grad: Tensor) -> bool:
-        """Is ``grad`` the flat marker, as it was set?"""
-        return self._flat is not None and self._flat[0] is grad and self._flat[1] == grad._version
-
     def renew(self, grad: Tensor) -> None:
         """The flat marker ``grad`` was written by the engine."""
         if self._flat is not None and self._flat[0] is grad:

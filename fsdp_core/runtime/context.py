@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fsdp_core.comm.wire import Wire
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState, Resources
-from fsdp_core.numerics.reduction import Reducer, show
-from fsdp_core.runtime.gradient_flow import flush_unsynced, take_gradients
+from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.numerics.reduction import Reducer
+from fsdp_core.runtime.gradient_flow import flush_unsynced, show_gradients, take_gradients
 from fsdp_core.runtime.limit_agreement import LimitAgreement, cuda_sample
 from fsdp_core.runtime.passes import BackwardTasks, EndOfBackward, Pass
 from fsdp_core.runtime.rate_limiter import RateLimiter
@@ -173,6 +174,7 @@ class Context:
         self.reducer.drop()
         for _, handle in self.each_handle():
             handle.sources.drop_collection()
+            handle.gradient.outside.clear()
 
     def _end_outermost_forward(self, has_failed: bool) -> None:
         """Keep the last unit for backward, free the others; without a backward to come, free all."""
@@ -302,6 +304,15 @@ class Context:
         self.tasks.callbacks[task] = weakref.ref(callback)
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
+    def note_outside(self, handle: FlatParamHandle, parameter: ShardedTensor) -> None:
+        """Autograd itself has put a gradient into a parameter: an event of backward, maybe its only kind."""
+        grad = handle.gradient.take_outside(parameter)
+        self.note_backward()
+        handle.gradient.markers.check_whole(handle.unit_name)
+        handle.gradient.note_outside(parameter, grad)
+        if grad is None:  # it is there to be seen already
+            self.reducer.note_addition(handle, [handle.index_of(parameter)])
+
     def reduce_unit(self, unit: Unit, node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """The backward of a unit's node. Returns gradients only where autograd itself was asked for them."""
         self.note_backward()
@@ -335,9 +346,7 @@ class Context:
                     self.free(unit)
         self._in_backward.clear()
         try:
-            show(finished)
-            for _, handle in self.each_handle():
-                handle.gradient.add_outside()
+            show_gradients(self, finished)
         finally:  # a hook of the user may have raised: the ranks stay together all the same
             self._quiesce()
         if self.limit_agreement is not None and self.sync_gradients:

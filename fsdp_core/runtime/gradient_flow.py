@@ -17,7 +17,7 @@ from fsdp_core.comm.memory import Buffer
 from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
 from fsdp_core.handle.sharded_tensor import ShardedTensor
-from fsdp_core.numerics.reduction import Reduction, divisors_of
+from fsdp_core.numerics.reduction import Reduction, divisors_of, show
 from fsdp_core.runtime.step_guard import sums_are_kept
 from fsdp_core.trace.labels import labelled
 
@@ -116,6 +116,42 @@ def flush_unsynced(context: Context) -> None:
     for unit, handle in context.each_handle():
         if handle.unsynced is not None:
             start_reduction(context, unit, handle, {}, [], "flush")
+
+
+def show_gradients(context: Context, finished: Sequence[Reduction]) -> None:
+    """At the end of a backward: its gradients become visible, and the user's hooks are called, once per parameter."""
+    outside = [(unit, handle, list(handle.gradient.outside)) for unit, handle in context.each_handle()]
+    try:
+        for unit, handle, _ in outside:
+            _add_outside(unit, handle)
+        show(finished)
+    finally:
+        for _, handle, _ in outside:
+            handle.gradient.outside.clear()
+    if context.sync_gradients:
+        shown = {(id(reduction.handle), index) for reduction in finished for index in reduction.active}
+        for _, handle, indices in outside:
+            only = [index for index in indices if (id(handle), index) not in shown]
+            handle.gradient.run_post_accumulate_hooks(only)
+
+
+def _add_outside(unit: Unit, handle: FlatParamHandle) -> None:
+    """Gradients past the unit's node join those that are shown, and do not touch sums that are kept."""
+    gradient, markers = handle.gradient, handle.gradient.markers
+    if not gradient.outside or gradient.is_staged:  # staged: they join when it is shown
+        return
+    if handle.unsynced is None:
+        gradient.add_outside()
+        return
+    _clear_forgotten(unit, handle, handle.unsynced)
+    kept = [index for index in markers.indices if not markers.is_cleared(index)]
+    gradient.add_outside()
+    markers.drop()
+    if kept:
+        markers.set(kept)
+    else:
+        handle.sources.release(handle.unsynced)
+        handle.unsynced = None
 
 
 def _add_unsynced(

@@ -115,6 +115,104 @@ def a_penalty_in_every_micro_batch(rank: Rank, options: dict[str, Any]) -> None:
             assert is_idle(pair.sharded)
 
 
+# One step each: P penalty alone, L loss, M both in one backward, F and B a loss whose backward comes later; n: inside
+# no_sync; 0 and z: zero_grad, to None and in place.
+PENALTY_STEPS = ("P", "P P", "L P", "P L", "M P", "F P B", "nP P", "nP L", "nL nP P", "nL nP 0 P", "nL nP z nL P")
+
+
+def penalty_step(pair: Pair, rank: Rank, step: str) -> None:
+    later: list[Tensor] = []
+    for index, action in enumerate(step.split()):
+        batches = batches_for(rank.world_size, 3, 4, seed=index)
+        what = action[-1]
+        if what in "0z":
+            for one in (pair.optimizer, pair.plain_optimizer):
+                one.zero_grad(set_to_none=what == "0")
+            continue
+        losses = []
+        for model, own in ((pair.plain, batches), (pair.sharded, batches[rank.rank : rank.rank + 1])):
+            loss = 0.1 * squares(model) if what in "PM" else torch.zeros(())
+            losses.append(loss + sum(mean_square(model, b) for b in own) / len(own) if what in "LMF" else loss)
+        if what == "F":
+            later = losses
+            continue
+        with fsdp_core.no_sync(pair.sharded) if action[0] == "n" else contextlib.nullcontext():
+            for one in later if what == "B" else losses:
+                one.backward()
+    pair.check_gradients()
+    expected = nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.3)
+    torch.testing.assert_close(fsdp_core.clip_grad_norm_(pair.sharded, 0.3), expected)
+    pair.finish_step()
+    assert is_idle(pair.sharded)
+
+
+@program
+def a_backward_of_a_penalty_alone(rank: Rank, options: dict[str, Any]) -> None:
+    for flat in (False, True):
+        pair = Pair(Deep(3), units=[nn.Linear], lr=0.1, **options)
+        if flat:
+            on_flat(pair, sgd)
+        for step in PENALTY_STEPS:
+            penalty_step(pair, rank, step)
+
+
+@program
+def a_penalty_whose_gradient_is_whole(rank: Rank, options: dict[str, Any]) -> None:
+    """Of a sum, or of a product with other values, autograd makes a plain tensor."""
+
+    def ramp(model: nn.Module) -> Tensor:
+        terms = [(p * torch.arange(p.numel()).reshape(p.shape)).sum() + p.sum() for p in model.parameters()]
+        return 0.01 * torch.stack(terms).sum()
+
+    for flat in (False, True):
+        pair = Pair(Deep(3), units=[nn.Linear], lr=0.1, **options)
+        if flat:
+            on_flat(pair, sgd)
+        for loss in (lambda m, b: ramp(m), lambda m, b: mean_square(m, b) + ramp(m), lambda m, b: ramp(m)):
+            steps(pair, rank, loss, count=1)
+
+
+@program
+def hooks_on_parameters_that_a_penalty_looks_at(rank: Rank, options: dict[str, Any]) -> None:
+    """A tensor hook sees the penalty's gradient and the reduced one; a post-accumulate hook is called once."""
+    for flat in (False, True):
+        for loss in (lambda m, b: 0.1 * squares(m), penalty_last):
+            pair = Pair(Deep(3), units=[nn.Linear], lr=0.1, **options)
+            if flat:
+                on_flat(pair, sgd)
+            calls: list[Tensor] = []
+            for model in (pair.sharded, pair.plain):
+                for parameter in model.parameters():
+                    parameter.register_hook(lambda grad: grad * 0.5)
+            for parameter in pair.sharded.parameters():
+                parameter.register_post_accumulate_grad_hook(calls.append)
+            steps(pair, rank, loss)
+            assert len(calls) == 2 * len(list(pair.plain.parameters()))
+
+
+@program
+def a_backward_with_a_penalty_that_fails(rank: Rank, options: dict[str, Any]) -> None:
+    """What the penalty has left: nothing, or (by name, as in plain training) something that must be cleared."""
+    for flat, clears in itertools.product((False, True), (False, True)):
+        pair = Pair(Fragile(4), units=[nn.Linear], lr=0.1, **options)
+        if flat:
+            on_flat(pair, sgd)
+        batches = batches_for(rank.world_size, 3, 4)
+
+        def run(p: Pair = pair, b: Any = batches) -> None:
+            penalty_last(p.sharded, b[rank.rank]).backward()
+
+        Explodes.armed = True
+        message_of(run, ValueError)
+        Explodes.armed = False
+        if clears:
+            pair.optimizer.zero_grad()
+        elif not flat:
+            assert "zero_grad" in message_of(run, StateError)
+            pair.optimizer.zero_grad()
+        steps(pair, rank, penalty_last)
+
+
 @program
 def a_distance_to_other_values(rank: Rank, options: dict[str, Any]) -> None:
     pair = tower(options, lr=0.1)
