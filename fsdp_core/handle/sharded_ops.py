@@ -276,22 +276,31 @@ def _all(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return _combine(value.local.all().to(torch.int32), value.spec, "min").bool()
 
 
-def norm_of_parts(parts: list[Tensor], power: float) -> Tensor:
-    """Per part: the sum of |x|^power (or the maximum of |x| for inf), as one 1-D float32/float64 tensor."""
-    wide = [part if part.dtype in (torch.float32, torch.float64) else part.float() for part in parts]
-    if power == float("inf"):
-        rows = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in wide]
+_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _norm_terms(parts: list[Tensor], power: float) -> Tensor:
+    """Per part: the sum of |x|^power (power 0: how many are not zero; inf, -inf: the largest, the least |x|); 1-D."""
+    wide = [part if part.dtype in _AS_THEY_ARE else part.float() for part in parts]
+    if power == 0:
+        rows = [part.count_nonzero().to(part.real.dtype) for part in wide]
+    elif power == float("inf"):
+        rows = [part.abs().amax() if part.numel() else part.real.new_zeros(()) for part in wide]
+    elif power == float("-inf"):
+        rows = [part.abs().amin() if part.numel() else part.real.new_full((), float("inf")) for part in wide]
     else:
-        rows = [torch.linalg.vector_norm(part, power).pow(power) for part in wide]
+        nothing = [part.real.new_zeros(()) for part in wide]  # torch has no answer for orders below 0
+        pairs = zip(wide, nothing, strict=True)
+        rows = [torch.linalg.vector_norm(part, power).pow(power) if part.numel() else zero for part, zero in pairs]
     return torch.stack(rows)
 
 
 def _norm_of(values: list[ShardedTensor], power: float) -> list[Tensor]:
-    spec = values[0].spec
-    sums = norm_of_parts([value.local for value in values], power)
-    sums = _combine(sums, spec, "max" if power == float("inf") else "sum")
-    norms = sums if power == float("inf") else sums.pow(1.0 / power)
-    return [norm.to(value.local.dtype) for norm, value in zip(norms.unbind(), values, strict=True)]
+    """The norm of each, equal on all ranks. ``values`` share a sharding group."""
+    op = {float("inf"): "max", float("-inf"): "min"}.get(power, "sum")
+    terms = _combine(_norm_terms([value.local for value in values], power), values[0].spec, op)
+    norms = terms if op != "sum" or power == 0 else terms.pow(1.0 / power)
+    return [norm.to(value.local.real.dtype) for norm, value in zip(norms.unbind(), values, strict=True)]
 
 
 def _vector_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

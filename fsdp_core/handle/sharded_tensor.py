@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -185,6 +185,22 @@ class ShardedTensor(torch.Tensor):
         copied = ShardedTensor(self.local.clone(), self.spec, requires_grad=self.requires_grad)
         memo[id(self)] = copied
         return copied
+
+    # -- there is no memory of the whole to hand out; torch's own versions would read past the end --------------------
+
+    def share_memory_(self) -> NoReturn:
+        self._refuse_memory("share_memory_")
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_memory("__dlpack__")
+
+    def _refuse_memory(self, method: str) -> NoReturn:
+        raise StateError(
+            f"{method} asks for the memory of a sharded parameter, of which only a part is here.",
+            parameter=self.spec.fqn,
+            remedy="use a whole tensor from fsdp_core.state_dict(model), or one inside "
+            "`with fsdp_core.full_parameters(model):`",
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise StateError(

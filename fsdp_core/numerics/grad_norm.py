@@ -61,8 +61,8 @@ def total_norm(handles: Sequence[FlatParamHandle], model: nn.Module, norm_type: 
     """
     power = float(norm_type)
     is_max = power == float("inf")
-    device = handles[0].wire.device
     plain = plain_gradients(model)
+    device = handles[0].wire.device if handles else plain[0].device if plain else torch.device("cpu")
     dtype = _norm_dtype(handles, plain)
     totals = []
     for wire, parts in local_gradients(handles).values():
@@ -71,7 +71,7 @@ def total_norm(handles: Sequence[FlatParamHandle], model: nn.Module, norm_type: 
             total = torch.nan_to_num(total, nan=float("inf"), posinf=float("inf"))
         wire.all_reduce(total, _LABEL, "max" if is_max else "sum").wait()
         totals.append(total[0])
-    if plain:
+    if plain or not handles:
         totals.append(_power_sum(plain, power, dtype, device).to(device))
     together = torch.stack(totals)
     return together.max() if is_max else together.sum().pow(1.0 / power)
@@ -81,6 +81,10 @@ def clip_grad_norm(
     handles: Sequence[FlatParamHandle], model: nn.Module, max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
     """See ``fsdp_core.clip_grad_norm_``."""
+    if not float(norm_type) > 0:
+        raise NumericsError(
+            "Gradients cannot be clipped by a norm of this order.", expected="norm_type above 0, or inf", got=norm_type
+        )
     with torch.no_grad():
         norm = total_norm(handles, model, norm_type)
         if error_if_nonfinite and not bool(torch.isfinite(norm)):  # host sync, only when asked for

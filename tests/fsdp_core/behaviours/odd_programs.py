@@ -887,7 +887,10 @@ def looking_at_a_sharded_parameter(rank: Rank, options: dict[str, Any]) -> None:
     assert "inner.0.weight" in repr(weight) and weight.numel() == 42 and len(weight) == 7
     for look in (weight.tolist, lambda: weight.detach().numpy(), lambda: weight[0], lambda: list(weight)):
         message_of(look, Exception)
+    for take in (weight.share_memory_, weight.__dlpack__):
+        assert "inner.0.weight" in message_of(take, StateError)
     pair = tower(options)
+    message_of(pair.sharded.share_memory, StateError)
     steps(pair, rank)
     pair.sharded.float().to("cpu").train()
     steps(pair, rank, first=3)

@@ -169,6 +169,106 @@ def test_b41_strictness_speaks_as_torch_does(ranks: Pools) -> None:
     ranks(2).run(_strictness)
 
 
+class SavesMore(nn.Module):
+    """A module with a number of its own in its state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.ones(2, 3)), 3.0
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "scale"] = torch.tensor(self.scale)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        self.scale = float(state.pop(prefix + "scale"))
+        super()._load_from_state_dict(state, prefix, *more)
+
+
+class Renamed(nn.Module):
+    """A module that reads what was saved under an older name, and writes its version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.norm = nn.Parameter(torch.ones(2, 3)), nn.BatchNorm1d(3)
+        self.register_load_state_dict_pre_hook(self._rename)
+        self.register_state_dict_post_hook(self._stamp)
+        self.register_load_state_dict_post_hook(self._forgive)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x @ self.weight)
+
+    @staticmethod
+    def _rename(module: nn.Module, state: Any, prefix: str, *more: Any) -> None:
+        if prefix + "old" in state:
+            state[prefix + "weight"] = state.pop(prefix + "old")
+
+    @staticmethod
+    def _stamp(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+        state[prefix + "stamp"] = torch.tensor(2)
+
+    @staticmethod
+    def _forgive(module: nn.Module, keys: Any) -> None:
+        keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not key.endswith("stamp")]
+
+
+def _own_ways(rank: Rank) -> None:
+    model = nn.Sequential(SavesMore(), fsdp_core.FullyShardedDataParallel(Renamed()), nn.BatchNorm1d(2))
+    plain = nn.Sequential(SavesMore(), Renamed(), nn.BatchNorm1d(2))
+    plain[0].scale = 5.0
+    fsdp_core.fully_shard(model)
+    saved = plain.state_dict()
+    assert list(fsdp_core.state_dict(model)) == list(fsdp_core.state_dict(model, "sharded")) == list(saved)
+    assert fsdp_core.state_dict(model)._metadata == saved._metadata  # type: ignore[attr-defined]
+    saved["1.old"] = saved.pop("1.weight") * 7
+    del saved["2.num_batches_tracked"]  # as before torch counted them
+    del saved._metadata
+    assert str(fsdp_core.load_state_dict(model, saved)) == str(plain.load_state_dict(saved))
+    assert model[0].scale == 5.0
+    for name, value in fsdp_core.state_dict(model).items():
+        assert torch.equal(value, plain.state_dict()[name]), name
+    with fsdp_core.full_parameters(model):
+        assert (model[1].weight == 7).all()
+
+
+def test_b41_modules_that_save_and_load_in_their_own_way(ranks: Pools) -> None:
+    ranks(2).run(_own_ways)
+
+
+def _odd_values(rank: Rank) -> None:
+    model = Tower()
+    plain = copy.deepcopy(model)
+    fsdp_core.fully_shard(model, units=[model.inner])
+    for value in (None, 3.0, [[1.0]], torch.zeros(1, 1), torch.zeros(3, 6).numpy()):
+        state = {**Tower().state_dict(), "last.weight": value}
+        messages = [
+            message_of(lambda m=m, load=load, s=state: load(m, s), RuntimeError) for m, load in _both(model, plain)
+        ]
+        assert messages[0] == messages[1]
+    for value in (torch.zeros(3, 6, device="meta"), torch.zeros(3, 6).to_sparse()):
+        state = {**Tower().state_dict(), "last.weight": value}
+        for m, load in _both(model, plain):
+            assert "last.weight" in message_of(lambda m=m, load=load, s=state: load(m, s), RuntimeError)
+    before = fsdp_core.state_dict(model)
+    wrong = Tower().state_dict()
+    if rank.rank == 1:
+        wrong["last.weight"] = torch.zeros(1)
+    message = message_of(lambda: fsdp_core.load_state_dict(model, wrong), RuntimeError)
+    assert ("size mismatch" if rank.rank == 1 else "another rank") in message
+    assert all(torch.equal(value, before[name]) for name, value in fsdp_core.state_dict(model).items())
+    other = fsdp_core.fully_shard(Tower())
+    sharded = fsdp_core.state_dict(other, "sharded")
+    assert "another part" in message_of(lambda: fsdp_core.load_state_dict(model, sharded), RuntimeError)
+
+
+def _both(model: nn.Module, plain: nn.Module) -> tuple[tuple[nn.Module, Any], ...]:
+    return (model, fsdp_core.load_state_dict), (plain, nn.Module.load_state_dict)
+
+
+def test_b41_values_that_are_no_tensors_or_fit_on_one_rank_only(ranks: Pools) -> None:
+    ranks(2).run(_odd_values)
+
+
 # B42 ----------------------------------------------------------------------------------------------------------------
 
 

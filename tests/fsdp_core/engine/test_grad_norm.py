@@ -39,6 +39,34 @@ def test_norm_and_clipped_gradients_in_every_dtype(ranks: Pools, dtype: torch.dt
     ranks(2).run(_clip, dtype, norm_type)
 
 
+def _torchs_clip(rank: Rank, dtype: torch.dtype, norm_type: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5, dtype=dtype), nn.Linear(5, 1, dtype=dtype))
+    pair = Pair(model, units=[model[0]])
+    batches = [batch.to(dtype) for batch in batches_for(rank.world_size, 4, 3)]
+    pair.plain_gradients(batches, _loss)
+    _loss(pair.sharded, batches[rank.rank]).backward()
+    expected = nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.01, norm_type)
+    torch.testing.assert_close(nn.utils.clip_grad_norm_(pair.sharded.parameters(), 0.01, norm_type), expected)
+    pair.check_gradients()
+    if norm_type <= 0:
+        with pytest.raises(NumericsError, match="norm_type above 0"):
+            fsdp_core.clip_grad_norm_(pair.sharded, 0.01, norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 0.5, math.inf, 0.0, -1.0, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_torchs_own_clipping_has_the_norms_of_whole_parameters(
+    ranks: Pools, dtype: torch.dtype, norm_type: float
+) -> None:
+    """Also where a rank has no element of a parameter, and for orders that the engine's own refuses."""
+    ranks(3).run(_torchs_clip, dtype, norm_type)
+
+
+def test_a_model_without_parameters_has_a_norm_of_zero() -> None:
+    assert fsdp_core.clip_grad_norm_(fsdp_core.fully_shard(nn.Sequential(nn.ReLU())), 1.0) == 0
+
+
 def _not_a_number(rank: Rank, wire: str, where: int) -> tuple[float, bool]:
     model = fsdp_core.FullyShardedDataParallel(nn.Linear(4, 4, bias=False), wire=wire)
     model(torch.ones(1, 4)).sum().backward()
