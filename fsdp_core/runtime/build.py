@@ -188,6 +188,8 @@ def _take_identity(original: Tensor, sharded: ShardedTensor, places: Sequence[Pl
             expected="no graph, view or weak reference that still uses the parameter",
             remedy="shard the model before running it, or drop outputs of earlier forwards first",
         ) from error
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        setattr(original, hooks, None)  # those of the user are the engine's to call from now on
     original.__dict__.update(extra)
     if grad_hooks:
         original.__dict__["grad_hooks"] = grad_hooks

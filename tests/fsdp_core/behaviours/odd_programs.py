@@ -177,14 +177,19 @@ def hooks_on_parameters_that_a_penalty_looks_at(rank: Rank, options: dict[str, A
     """A tensor hook sees the penalty's gradient and the reduced one; a post-accumulate hook is called once."""
     for flat in (False, True):
         for loss in (lambda m, b: 0.1 * squares(m), penalty_last):
-            pair = Pair(Deep(3), units=[nn.Linear], lr=0.1, **options)
+            calls: list[Tensor] = []
+            model = Deep(3)
+            first = model.layers[0].weight  # its hooks are there before it is sharded
+            first.register_hook(lambda grad: grad * 0.5)
+            first.register_post_accumulate_grad_hook(calls.append)
+            pair = Pair(model, units=[nn.Linear], lr=0.1, **options)
             if flat:
                 on_flat(pair, sgd)
-            calls: list[Tensor] = []
-            for model in (pair.sharded, pair.plain):
-                for parameter in model.parameters():
+            pair.plain.layers[0].weight.register_hook(lambda grad: grad * 0.5)
+            for one in (pair.sharded, pair.plain):
+                for parameter in list(one.parameters())[1:]:
                     parameter.register_hook(lambda grad: grad * 0.5)
-            for parameter in pair.sharded.parameters():
+            for parameter in list(pair.sharded.parameters())[1:]:
                 parameter.register_post_accumulate_grad_hook(calls.append)
             steps(pair, rank, loss)
             assert len(calls) == 2 * len(list(pair.plain.parameters()))
