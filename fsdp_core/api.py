@@ -91,7 +91,7 @@ def fully_shard(
         forward_prefetch=forward_prefetch,
         rate_limit=rate_limit,
         gather_buffers=gather_buffers,
-        ignored_modules=tuple(ignored_modules or ()),
+        ignored_modules=(ignored_modules,) if isinstance(ignored_modules, nn.Module) else tuple(ignored_modules or ()),
         sync_module_states=sync_module_states,
         cpu_offload=cpu_offload,
         wire=wire,

@@ -69,6 +69,12 @@ class SizePolicy(UnitPolicy):
 
     min_numel: int
 
+    def __post_init__(self) -> None:
+        if self.min_numel < 1:
+            raise WrapError(
+                "The size of units must be a number of elements.", expected="at least 1", got=self.min_numel
+            )
+
     def choose(self, facts: Sequence[ModuleFacts]) -> list[tuple[Any, ...]]:
         left = {f.fqn: f.own_numel for f in facts}
         chosen = []
@@ -136,6 +142,8 @@ def as_policy(units: Any) -> UnitPolicy | None:
         return SizePolicy(units)
     if isinstance(units, (type, str)):
         return ModuleClassPolicy((units,))
+    if has_forward(units) and not isinstance(units, Iterable):  # one module
+        return GroupPolicy(((units,),))
     if isinstance(units, Iterable):
         items = tuple(units)
         if all(isinstance(item, (type, str)) for item in items):

@@ -60,6 +60,7 @@ def build(root: nn.Module, options: ShardingOptions) -> Context:
         backward_prefetch=options.backward_prefetch,
         forward_prefetch=options.forward_prefetch,
     )
+    context.ignored = plan.ignored.union(*(unit.context.ignored for unit in plan.inner))
     units = [_build_unit(planned, options, groups, resources, device) for planned in plan.units]
     names = {module: name for name, module in reversed(list(walk(root)))}
     for unit in plan.inner:
@@ -217,4 +218,8 @@ def _broadcast(tensor: Tensor, fqn: str, groups: Groups, device: torch.device) -
     spec = ShardSpec(fqn, tensor.shape, stride, LocalSpan(0, 0, 0, 0), groups.shard)
     sent = flat_in_memory_order(tensor.detach(), spec).to(device)
     groups.world.broadcast(sent, 0, Label(-1, "state", fqn)).wait()
-    tensor.copy_(sent.as_strided(tensor.shape, stride))
+    received = sent.as_strided(tensor.shape, stride)
+    for dim, step in enumerate(tensor.stride()):
+        if step == 0 and tensor.shape[dim] > 1:  # an expanded buffer: one element in many places
+            tensor, received = tensor.narrow(dim, 0, 1), received.narrow(dim, 0, 1)
+    tensor.copy_(received)

@@ -15,7 +15,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsdp_core.comm.wire import Wire
 from fsdp_core.handle.flat_param_handle import FlatParamHandle, HandleState, Resources
@@ -26,6 +26,7 @@ from fsdp_core.runtime.limit_agreement import LimitAgreement, cuda_sample
 from fsdp_core.runtime.passes import BackwardTasks, EndOfBackward, Pass
 from fsdp_core.runtime.rate_limiter import RateLimiter
 from fsdp_core.runtime.saved_weights import SavedTensorHooks
+from fsdp_core.runtime.sites import check_owned
 from fsdp_core.runtime.step_guard import are_shards_read, shards_are_free, shards_are_read, sums_are_kept, sums_are_sent
 from fsdp_core.trace.events import EventLog, FlightRecorder
 from fsdp_core.trace.labels import labelled
@@ -56,6 +57,8 @@ class Context:
         self.units: list[Unit] = []
         self.lifted: list[tuple[str, int, list[str]]] = []  # shared parameters: name, bytes, places
         self.root: Unit
+        self.ignored: set[nn.Module] = set()
+        self._is_checked = False  # do units own all that trains? Asked once, when the first pass begins
         self.reducer = Reducer(resources.streams, resources.pool.is_pooled)
         self.saved_tensor_hooks = SavedTensorHooks()
         self.log: EventLog | None = None
@@ -139,6 +142,9 @@ class Context:
         """Everything is sharded again, whatever happened before; gathers come after the optimizer's writes."""
         if self.tasks.callbacks or self.current.num_open:
             self.forget_failed_pass()
+        if not self._is_checked:
+            check_owned(self.root.modules[0], self.ignored)
+            self._is_checked = True
         for unit in self.units:
             if not unit.is_sharded:
                 self.free(unit)
@@ -397,7 +403,8 @@ class Context:
         copied.reducer = Reducer(copied.resources.streams, copied.resources.pool.is_pooled)
         copied.saved_tensor_hooks = SavedTensorHooks()
         copied.sync_gradients, copied.divide_factor = self.sync_gradients, self.divide_factor
-        copied.shows_full = False
+        copied.shows_full, copied._is_checked = False, False
+        copied.ignored = deepcopy(self.ignored, memo)
         copied.current, copied.tasks = Pass([], has_grad=False), BackwardTasks()
         copied._closing, copied._in_backward = None, set()
         copied.units = deepcopy(self.units, memo)

@@ -11,6 +11,8 @@ from torch import nn
 from fsdp_core.errors import WrapError
 from fsdp_core.policy import GatherBuffers, MixedPrecision, RateLimit, WireChoice
 
+_FLAGS = ("reshard_after_forward", "backward_prefetch", "forward_prefetch", "cpu_offload", "sync_module_states")
+
 
 @dataclass(frozen=True, eq=False)
 class ShardingOptions:
@@ -44,13 +46,29 @@ class ShardingOptions:
                 expected="'auto', 'collectives', 'gloo_p2p' or 'shared_memory'",
                 got=self.wire,
             )
-        for name in ("reshard_after_forward", "backward_prefetch", "forward_prefetch", "cpu_offload"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise WrapError(f"`{name}` must be True or False.", got=getattr(self, name))
         if self.mixed_precision is not None and not isinstance(self.mixed_precision, MixedPrecision):
             raise WrapError("`mixed_precision` must be an fsdp_core.MixedPrecision.", got=self.mixed_precision)
         if not isinstance(self.rate_limit, RateLimit):
             raise WrapError("`rate_limit` must be a RateLimit.", got=self.rate_limit)
+        if isinstance(self.sharding_factor, bool):
+            raise WrapError("`sharding_factor` must be a number of ranks, or None.", got=self.sharding_factor)
+        if self.mesh is not None and not callable(getattr(self.mesh, "get_group", None)):
+            raise WrapError(
+                "`mesh` must be a DeviceMesh.",
+                expected="torch.distributed.device_mesh.init_device_mesh(...), or one or two of its axes",
+                got=self.mesh,
+            )
+        if isinstance(self.process_group, (str, list, tuple)):
+            raise WrapError(
+                "`process_group` must be a process group.",
+                expected="what torch.distributed.new_group(ranks) returns",
+                got=self.process_group,
+            )
+        if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_available():
+            raise WrapError("There is no CUDA device here.", expected="device='cpu', or a CUDA device", got=self.device)
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from torch import Tensor, nn
 
 from fsdp_core.errors import StateError
 from fsdp_core.handle.flat_param_handle import FlatParamHandle
+from fsdp_core.handle.sharded_tensor import ShardedTensor
+from fsdp_core.runtime.names import join, walk
 from fsdp_core.runtime.recurrent import forget_weights
 
 
@@ -55,3 +57,18 @@ class ParameterSites:
                             remedy="replace parameters before sharding, or write into them inside "
                             "`with fsdp_core.full_parameters(model):`",
                         )
+
+
+def check_owned(root: nn.Module, ignored: Set[nn.Module]) -> None:
+    """Raises ``StateError`` for modules that came after sharding: they would train on each rank by itself."""
+    for name, module in walk(root):
+        for key, parameter in module._parameters.items() if module not in ignored else ():
+            if parameter is not None and parameter.requires_grad and not isinstance(parameter, ShardedTensor):
+                raise StateError(
+                    "A parameter was added or replaced after the model was sharded: it belongs to no unit, and its "
+                    "gradient would be another one on each rank.",
+                    parameter=join(name, key),
+                    expected="modules that were there when the model was sharded, or in ignored_modules",
+                    got=f"{type(module).__name__}, put in later",
+                    remedy="change the model before fully_shard",
+                )

@@ -167,6 +167,13 @@ def _replaced(rank: Rank) -> dict[str, str]:
     model.float().to("cpu")
     model.requires_grad_(False)
     assert not model.last.weight.requires_grad
+    model = fsdp_core.fully_shard(Tower(), wire="collectives")
+    model.last = nn.Linear(6, 3)
+    messages["module"] = message_of(lambda: model(torch.ones(2, 4)), StateError)
+    model = Tower()
+    fsdp_core.fully_shard(model, ignored_modules=[model.inner], wire="collectives")
+    model.last.register_module("frozen", nn.Linear(2, 2).requires_grad_(False))
+    model(torch.ones(2, 4))
     return messages
 
 
@@ -175,6 +182,7 @@ def test_b36_replacing_assigning_and_casting(ranks: Pools) -> None:
         assert "inner.0.weight" in messages["replaced"] and "replaced" in messages["replaced"]
         assert "first.weight" in messages["cast"] and "bfloat16" in messages["cast"]
         assert "last.weight" in messages["data"] and "(3, 6)" in messages["data"]
+        assert "last.weight" in messages["module"] and "no unit" in messages["module"]
 
 
 class WritesItsWeights(nn.Module):

@@ -312,6 +312,45 @@ def test_b11_other_structure_raises_on_all_ranks(ranks: Pools, kind: str) -> Non
         assert kind == "layer" or "1.weight" in message
 
 
+BAD_SETTINGS = {
+    "mesh": "dp",
+    "process_group": "gloo",
+    "sharding_factor": True,
+    "units": 0,
+    "sync_module_states": None,
+    "reshard_after_forward": 2,
+    "gather_buffers": "fresh",
+    "wire": "tcp",
+    "rate_limit": 2,
+    "mixed_precision": torch.bfloat16,
+}
+
+
+@pytest.mark.parametrize("name", BAD_SETTINGS)
+def test_a_setting_that_is_not_understood_is_refused_by_name(name: str) -> None:
+    bad: Any = {name: BAD_SETTINGS[name]}
+    with pytest.raises(fsdp_core.errors.WrapError, match=name.split("_")[0].lower()):
+        fsdp_core.fully_shard(Tower(), **bad)
+
+
+def test_one_module_may_be_given_without_a_list() -> None:
+    model = Tower()
+    fsdp_core.fully_shard(model, units=model.last, ignored_modules=model.inner)
+    assert [unit.name for unit in fsdp_core.describe(model).units] == ["<root>", "last"]
+
+
+def _an_expanded_buffer(rank: Rank) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    values = torch.arange(3.0) + rank.rank
+    model.register_buffer("wide", values.view(1, 1, 3).expand(2, 4, 3))
+    fsdp_core.fully_shard(model, sync_module_states=True)
+    assert torch.equal(model.wide, torch.arange(3.0).expand(2, 4, 3)) and model.wide.stride() == (0, 0, 1)
+
+
+def test_b11_an_expanded_buffer_is_broadcast(ranks: Pools) -> None:
+    ranks(2).run(_an_expanded_buffer)
+
+
 SETTINGS = {
     "reshard_after_forward": (True, False),
     "sharding_factor": (2, 1),
