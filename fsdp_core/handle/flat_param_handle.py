@@ -42,7 +42,6 @@ from fsdp_core.handle.sharded_tensor import (
     ShardSpec,
     WriteCount,
     flat_in_memory_order,
-    hear_own_gradients,
 )
 from fsdp_core.layout.flat_layout import FlatLayout, Segment
 
@@ -156,11 +155,6 @@ class FlatParamHandle:
 
     def index_of(self, parameter: Tensor) -> int:
         return next(index for index, one in enumerate(self.params) if one is parameter)
-
-    def hear_own_gradients(self) -> None:
-        """Once ``params`` are what they will be: be told (``note_outside``) what autograd itself puts into them."""
-        for parameter in self.params:
-            hear_own_gradients(parameter)
 
     def note_outside(self, parameter: ShardedTensor) -> None:
         """Autograd has put a gradient into ``parameter``, past the unit's node."""
@@ -318,7 +312,6 @@ class FlatParamHandle:
         copied.sharded = self._allocate_sharded(self.sharded.device)
         copied.sharded.copy_(self.sharded)
         copied.make_parameters([parameter.requires_grad for parameter in self.params])
-        copied.hear_own_gradients()
         for old, new in zip(self.params, copied.params, strict=True):
             memo[id(old)] = new
         copied.resources = deepcopy(self.resources, memo)

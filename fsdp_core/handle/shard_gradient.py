@@ -268,8 +268,7 @@ class ShardGradient:
         unit (a penalty on its norm). Such terms are the same on all ranks: no mean. While the gradient is flat it is
         taken from there, else it stays and ``None`` is returned."""
         grad = own_grad(parameter)
-        if grad is None:  # a hook that came earlier has taken it away
-            return None
+        assert grad is not None
         if not isinstance(grad, ShardedTensor):  # of a sum, or of a product with whole values: it is whole, too
             grad = ShardedTensor(local_part(grad, parameter.spec).clone(), parameter.spec)
             set_own_grad(parameter, grad)
@@ -286,6 +285,13 @@ class ShardGradient:
             known.local.add_(grad.local)
         else:
             self.outside[index] = grad
+
+    def note_strays(self) -> None:
+        """While the gradient is flat: what came in without a word (through a function of the user's own, whose forward
+        shows autograd's operations to nobody)."""
+        for parameter in self._handle.params if self._handle.flat_parameter is not None else ():
+            if own_grad(parameter) is not None:
+                self.note_outside(parameter, self.take_outside(parameter))
 
     def add_outside(self) -> None:
         """Add what was noted to the gradient that is shown; the user's tensor hooks have seen it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdp_core.comm.wire import Label
 from fsdp_core.errors import StateError
-from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, local_part
+from fsdp_core.handle.sharded_tensor import ShardedTensor, ShardSpec, hear_own_gradients, local_part
 
 aten = torch.ops.aten
 _current_graph_task_id = torch._C._current_graph_task_id
@@ -37,7 +37,18 @@ def run_operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     rule = _rules.get(func)
     if rule is None:
         rule = _rules[func] = _choose_rule(func)
+    if torch.is_grad_enabled() and rule is not _detach:
+        _hear((*args, *kwargs.values()))
     return rule(func, args, kwargs)
+
+
+def _hear(values: Iterable[Any]) -> None:
+    """A term of a loss looks at parameters outside of their unit: gradients will come to them from autograd itself."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            _hear(value)
+        elif type(value) is ShardedTensor and value.owner is not None and value.requires_grad:
+            hear_own_gradients(value)
 
 
 def _choose_rule(func: Any) -> _Rule:

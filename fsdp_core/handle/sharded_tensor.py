@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -214,8 +213,6 @@ def _register(parameter: ShardedTensor, kind: str, hook: Callable[..., Any]) -> 
     hooks = parameter.__dict__.get(kind)
     if hooks is None:
         hooks = parameter.__dict__[kind] = OrderedDict()
-        if kind == "grad_hooks":
-            _meet_own_gradients(parameter)
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
@@ -225,45 +222,36 @@ def _register(parameter: ShardedTensor, kind: str, hook: Callable[..., Any]) -> 
 
 
 def hear_own_gradients(parameter: ShardedTensor) -> None:
-    """From now on the owner of ``parameter`` is told of them, and the user's tensor hooks see them."""
-    if not (parameter.is_floating_point() or parameter.is_complex()):
+    """From now on the owner of ``parameter`` is told of them, and the user's tensor hooks see them.
+
+    Called when a term of the loss first looks at a parameter outside of its unit: autograd calls hooks in every
+    backward, whether there is a gradient or not, and parameters that nobody looks at should not pay for that.
+    """
+    if "has_own_gradient" in parameter.__dict__:
         return
-    with _as_trainable(parameter):
-        Tensor.register_post_accumulate_grad_hook(parameter, _tell_owner)
-    if parameter.__dict__.get("grad_hooks"):
-        _meet_own_gradients(parameter)
-
-
-def _tell_owner(parameter: Tensor) -> None:
-    assert isinstance(parameter, ShardedTensor)
-    parameter.owner.note_outside(parameter)
-
-
-def _meet_own_gradients(parameter: ShardedTensor) -> None:
+    parameter.__dict__["has_own_gradient"] = False
     self = weakref.ref(parameter)
 
-    def meet_hooks(grad: Tensor | None) -> Tensor | None:
+    def on_the_way(grad: Tensor | None) -> Tensor | None:
         parameter = self()
-        if grad is None or parameter is None:  # of most backward passes: the unit's node has dealt with it
+        if parameter is None:
             return None
-        for hook in list(parameter.__dict__["grad_hooks"].values()):
+        parameter.__dict__["has_own_gradient"] = grad is not None
+        if grad is None:  # the unit's node has dealt with it
+            return None
+        for hook in list((parameter.__dict__.get("grad_hooks") or {}).values()):
             changed = hook(grad)
             grad = grad if changed is None else changed
         return grad
 
-    with _as_trainable(parameter):
-        Tensor.register_hook(parameter, meet_hooks)
+    def accumulated(parameter: Tensor) -> None:
+        assert isinstance(parameter, ShardedTensor)
+        if parameter.__dict__["has_own_gradient"]:
+            parameter.__dict__["has_own_gradient"] = False
+            parameter.owner.note_outside(parameter)
 
-
-@contextmanager
-def _as_trainable(parameter: ShardedTensor) -> Iterator[None]:
-    """torch takes hooks only then; they stay when it is frozen."""
-    needs_grad = parameter.requires_grad
-    parameter.requires_grad_(True)
-    try:
-        yield
-    finally:
-        parameter.requires_grad_(needs_grad)
+    Tensor.register_hook(parameter, on_the_way)
+    Tensor.register_post_accumulate_grad_hook(parameter, accumulated)
 
 
 def local_part(value: Tensor, spec: ShardSpec) -> Tensor:

@@ -151,7 +151,6 @@ def _build_handle(
             handle.write_original(index, member.tensor)
         _take_identity(member.tensor, sharded, member.places)
     handle.params = tuple(member.tensor for member in members)  # type: ignore[misc]
-    handle.hear_own_gradients()
     return handle
 
 

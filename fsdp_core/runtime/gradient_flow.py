@@ -120,6 +120,8 @@ def flush_unsynced(context: Context) -> None:
 
 def show_gradients(context: Context, finished: Sequence[Reduction]) -> None:
     """At the end of a backward: its gradients become visible, and the user's hooks are called, once per parameter."""
+    for _, handle in context.each_handle():
+        handle.gradient.note_strays()
     outside = [(unit, handle, list(handle.gradient.outside)) for unit, handle in context.each_handle()]
     try:
         for unit, handle, _ in outside:

@@ -341,3 +341,15 @@ def _full_with_grads(rank: Rank, options: dict[str, Any]) -> None:
             pair.sharded.last.weight.mul_(2)
             pair.plain.last.weight.mul_(2)
     pair.finish_step()
+
+
+def test_only_parameters_that_a_penalty_looks_at_call_back_in_backward() -> None:
+    model = fsdp_core.fully_shard(tower := Tower(), units=[tower.inner])
+    optimizer = torch.optim.AdamW(model.parameters())
+    mean_square(model, torch.ones(2, 4)).backward()
+    fsdp_core.clip_grad_norm_(model, 1.0)
+    optimizer.step()
+    called = [name for name, p in model.named_parameters() if p._backward_hooks]
+    assert called == []
+    model.last.weight.pow(2).sum().backward()
+    assert [name for name, p in model.named_parameters() if p._backward_hooks] == ["last.weight"]
