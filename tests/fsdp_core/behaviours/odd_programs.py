@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -949,6 +950,81 @@ def steps_loosely(pair: Pair, rank: Rank, first: int) -> None:
         batches = batches_for(rank.world_size, 3, 4, seed=step)
         pair.step(rank.rank, batches, mean_square, rtol=1e-3, atol=1e-4)
     assert is_idle(pair.sharded)
+
+
+# Other threads, other times ------------------------------------------------------------------------------------------
+
+
+def in_a_thread(function: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+@program
+def backward_in_another_thread(rank: Rank, options: dict[str, Any]) -> None:
+    model = Tower()
+    pair = Pair(model, units=[model.inner, model.last], **options)
+    for step in range(2):
+        batches = batches_for(rank.world_size, 3, 4, seed=step)
+        pair.plain_gradients(batches, mean_square)
+        loss = mean_square(pair.sharded, batches[rank.rank])
+        in_a_thread(loss.backward)
+        pair.finish_step()
+    in_a_thread(lambda: steps(pair, rank, first=3))
+    steps(pair, rank, first=5)
+
+
+@program
+def a_graph_that_is_kept_and_used_again(rank: Rank, options: dict[str, Any]) -> None:
+    model = Tower()
+    pair = Pair(model, units=[model.inner, model.last], **options)
+    for step in range(2):
+        batches = batches_for(rank.world_size, 3, 4, seed=step)
+        found = [pair.sharded(batches[rank.rank])]
+        expected = [pair.plain(batch) for batch in batches]
+        for outputs in (found, expected):
+            for loss in (torch.square, torch.abs, torch.square):
+                total = sum((loss(output).mean() for output in outputs), torch.zeros(()))
+                (total / len(outputs)).backward(retain_graph=True)
+        pair.finish_step()
+
+
+class SavesItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.kind = ""
+        self.saved: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        if self.kind:
+            self.saved = fsdp_core.state_dict(self, self.kind)
+        return self.last(x)
+
+
+@program
+def a_state_dict_in_the_middle_of_a_forward(rank: Rank, options: dict[str, Any]) -> None:
+    model = SavesItself()
+    pair = Pair(model, units=[model.first, model.last], **options)
+    for step, kind in enumerate(("full", "sharded", "local")):
+        before = {name: value.clone() for name, value in pair.plain.state_dict().items()}
+        model.kind = kind
+        steps(pair, rank, count=1, first=step)
+        if kind == "full":
+            for name, value in before.items():
+                torch.testing.assert_close(model.saved[name], value)
 
 
 # Changing shapes and depths ------------------------------------------------------------------------------------------

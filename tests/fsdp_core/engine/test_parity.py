@@ -50,7 +50,10 @@ def _train(rank: Rank, options: dict[str, Any], steps: int = 3) -> list[tuple[st
 
 
 @pytest.mark.parametrize("raf", [True, False], ids=["raf", "nraf"])
-@pytest.mark.parametrize(("world_size", "factor"), [(2, 1), (2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("world_size", "factor"),
+    [(2, 1), (2, 2), (3, 1), (3, 3), (4, 2), (4, 4), *(pytest.param(6, f, marks=pytest.mark.full) for f in (2, 3, 6))],
+)
 @pytest.mark.parametrize("wire", ["collectives", "gloo_p2p", "shared_memory"])
 def test_parity_of_every_factor(ranks: Pools, world_size: int, factor: int, raf: bool, wire: str) -> None:
     ranks(world_size).run(_train, {"sharding_factor": factor, "reshard_after_forward": raf, "wire": wire})
@@ -115,9 +118,11 @@ def test_bf16_compute_reduces_in_the_asked_dtype(ranks: Pools, raf: bool, wire: 
     assert max(ranks(2).run(_bf16, raf, None, wire)) < 8e-3
 
 
-def _accumulate(rank: Rank, with_communication: bool, factor: int, flat: bool) -> None:
+def _accumulate(rank: Rank, with_communication: bool, factor: int, flat: bool, cpu_offload: bool = False) -> None:
     model = Net()
-    pair = Pair(model, units=[Block], sharding_factor=factor)
+    pair = Pair(model, units=[Block], sharding_factor=factor, cpu_offload=cpu_offload)
+    if flat:
+        pair.optimizer = torch.optim.SGD(fsdp_core.flat_parameters(model), lr=0.5)
     micro = [batches_for(rank.world_size, 4, 3, seed=seed) for seed in range(3)]
     for _ in range(2):
         for index, batches in enumerate(micro):
@@ -135,6 +140,13 @@ def _accumulate(rank: Rank, with_communication: bool, factor: int, flat: bool) -
 @pytest.mark.parametrize("with_communication", [True, False], ids=["synced", "unsynced"])
 def test_accumulation(ranks: Pools, with_communication: bool, factor: int) -> None:
     ranks(2).run(_accumulate, with_communication, factor, False)
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["named", "flat"])
+@pytest.mark.parametrize("with_communication", [True, False], ids=["synced", "unsynced"])
+def test_accumulation_in_host_memory(ranks: Pools, with_communication: bool, flat: bool) -> None:
+    for factor in (1, 2):
+        ranks(2).run(_accumulate, with_communication, factor, flat, True)
 
 
 def _flat(rank: Rank, factor: int) -> None:

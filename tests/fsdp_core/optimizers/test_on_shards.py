@@ -156,7 +156,8 @@ def whole_parameters(rank: Rank, factor: int, face: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "factor", "face"), [(2, 1, "flat"), (2, 2, "flat"), (2, 2, "named"), (4, 2, "named"), (4, 4, "flat")]
+    ("world_size", "factor", "face"),
+    [(2, 1, "flat"), (2, 2, "flat"), (2, 2, "named"), (3, 3, "named"), (4, 2, "named"), (4, 4, "flat")],
 )
 @pytest.mark.parametrize("case", [lamb, adafactor, muon, whole_parameters])
 def test_same_result_as_unsharded(ranks: Pools, case: Any, world_size: int, factor: int, face: str) -> None:
