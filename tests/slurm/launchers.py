@@ -72,8 +72,8 @@ class Launcher(abc.ABC):
         self.started.append(process)
         return process
 
-    def end(self, process: subprocess.Popen[str], name: str) -> Ended:
-        out, err = process.communicate(timeout=LIMIT_S)
+    def end(self, process: subprocess.Popen[str], name: str, limit_s: float = LIMIT_S) -> Ended:
+        out, err = process.communicate(timeout=limit_s)
         log = self.folder / name / "logs" / "slurm.log"
         text = out + err + (log.read_text() if log.exists() else "")
         return Ended(process.returncode, text, self.folder / name)

@@ -103,7 +103,7 @@ def test_a_lost_node_brings_the_job_back_from_its_newest_checkpoint(here: Slurm,
     down = ("sinfo", "-h", "-n", "node2", "-o", "%T")
     wait_until(lambda: "down" in here.cluster.run(*down), LONG_S, every_s=0.5)
     here.cluster.start_node("node2")
-    ended = here.end(process, "lost")
+    ended = here.end(process, "lost", 3 * LONG_S)  # two minutes in the queue, and many steps on a busy machine
     here.cluster.wait_for_nodes()
     assert ended.code == 0, ended.text
     assert max(line["restart"] for line in here.lines("lost") if line["event"] == "started") >= 1
