@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,8 +65,9 @@ class FullyShardedDataParallel(ShardedWrapper):
 
     Takes the arguments of ``fully_shard`` and, for moving over, torch's names of the same things:
     ``auto_wrap_policy`` (``units``), ``limit_all_gathers`` (``rate_limit``), ``device_id`` (``device``) and
-    ``device_mesh`` (``mesh``). A sharding strategy is given as the two numbers it stands for, F and
-    ``reshard_after_forward``.
+    ``device_mesh`` (``mesh``); ``backward_prefetch`` and ``cpu_offload`` also in torch's values, ignored modules as
+    ``ignored_states`` too. A sharding strategy is given as the two numbers it stands for, F and
+    ``reshard_after_forward``. ``use_orig_params`` changes nothing: original parameters are always there.
     """
 
     def __init__(
@@ -80,14 +82,7 @@ class FullyShardedDataParallel(ShardedWrapper):
         **options: Any,
     ) -> None:
         super().__init__(module)
-        if "sharding_strategy" in options:
-            raise WrapError(
-                "There is no sharding strategy here, but two numbers.",
-                expected="sharding_factor and reshard_after_forward",
-                got=options["sharding_strategy"],
-                remedy="FULL_SHARD: F = W, True. SHARD_GRAD_OP: F = W, False. NO_SHARD: F = 1. "
-                "HYBRID_SHARD: F = ranks per host, True. _HYBRID_SHARD_ZERO2: F = ranks per host, False",
-            )
+        _adapt_options(options)
         if auto_wrap_policy is not None:
             options["units"] = _adapt_policy(auto_wrap_policy)
         if limit_all_gathers is not None:
@@ -96,7 +91,6 @@ class FullyShardedDataParallel(ShardedWrapper):
             options["device"] = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
         if device_mesh is not None:
             options["mesh"] = device_mesh
-        options["backward_prefetch"] = bool(options.get("backward_prefetch", True))
         fully_shard(self, process_group=process_group, **options)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
@@ -121,6 +115,39 @@ class FullyShardedDataParallel(ShardedWrapper):
         return load_state_dict(self, state, strict)
 
 
+def _adapt_options(options: dict[str, Any]) -> None:
+    """torch's keywords and values become those of ``fully_shard``, or are refused with what to use here."""
+    strategy = options.pop("sharding_strategy", None)
+    if strategy is not None:
+        raise WrapError(
+            "There is no sharding strategy here, but two numbers.",
+            expected="sharding_factor and reshard_after_forward",
+            got=strategy,
+            remedy="FULL_SHARD: F = W, True. SHARD_GRAD_OP: F = W, False. NO_SHARD: F = 1. "
+            "HYBRID_SHARD: F = ranks per host, True. _HYBRID_SHARD_ZERO2: F = ranks per host, False",
+        )
+    if options.pop("param_init_fn", None) is not None:
+        raise WrapError(
+            "There is no `param_init_fn` here.", remedy="build the model with fsdp_core.deferred_init, then shard it"
+        )
+    options.pop("use_orig_params", None)
+    prefetch = options.get("backward_prefetch", True)
+    if getattr(prefetch, "name", None) in ("BACKWARD_PRE", "BACKWARD_POST") or prefetch is None:
+        options["backward_prefetch"] = prefetch is not None
+    offload = options.get("cpu_offload", False)
+    options["cpu_offload"] = False if offload is None else getattr(offload, "offload_params", offload)
+    states = tuple(options.pop("ignored_states", None) or ())
+    if any(not isinstance(state, nn.Module) for state in states):
+        raise WrapError(
+            "Only whole modules can be ignored.",
+            expected="modules in ignored_states or ignored_modules",
+            got="parameters",
+            remedy="name the modules that hold them",
+        )
+    if states:
+        options["ignored_modules"] = (*(options.get("ignored_modules") or ()), *states)
+
+
 def _adapt_policy(policy: Any) -> Any:
     """torch's policies: a set of classes, objects that hold classes or a lambda, or partial functions."""
     wrapped = policy.func if isinstance(policy, functools.partial) else policy
@@ -135,9 +162,29 @@ def _adapt_policy(policy: Any) -> Any:
         return tuple(policy._module_classes)
     if name == "lambda_auto_wrap_policy":
         return lambda fqn, module: bool(policy.keywords["lambda_fn"](module))
+    if name == "CustomPolicy":
+        return lambda fqn, module: _chosen(policy._lambda_fn(module))
     if isinstance(policy, (set, frozenset)):
         return tuple(policy)
+    if inspect.isroutine(wrapped) and "nonwrapped_numel" in inspect.signature(wrapped).parameters:
+        raise WrapError(
+            "A policy of the form (module, recurse, nonwrapped_numel) cannot be used here.",
+            expected="a predicate (fqn, module), a size, classes, or one of torch's own policies",
+            got=name,
+            remedy="return True for the modules that become units, or give their least number of elements",
+        )
     return policy
+
+
+def _chosen(answer: Any) -> bool:
+    if isinstance(answer, dict):
+        raise WrapError(
+            "A policy gave options for one module.",
+            expected="True or False",
+            got=answer,
+            remedy="shard that module first, with its own options, then the model",
+        )
+    return bool(answer)
 
 
 def _is_callable_module(module: nn.Module) -> bool:

@@ -48,13 +48,19 @@ class ShardingOptions:
             )
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise WrapError(f"`{name}` must be True or False.", got=getattr(self, name))
+                raise WrapError(f"`{name}` is a switch.", expected="True or False", got=getattr(self, name))
         if self.mixed_precision is not None and not isinstance(self.mixed_precision, MixedPrecision):
-            raise WrapError("`mixed_precision` must be an fsdp_core.MixedPrecision.", got=self.mixed_precision)
+            raise WrapError(
+                "`mixed_precision` is not understood.",
+                expected="an fsdp_core.MixedPrecision, or None",
+                got=self.mixed_precision,
+            )
         if not isinstance(self.rate_limit, RateLimit):
-            raise WrapError("`rate_limit` must be a RateLimit.", got=self.rate_limit)
+            raise WrapError("`rate_limit` is not understood.", expected="an fsdp_core.RateLimit", got=self.rate_limit)
         if isinstance(self.sharding_factor, bool):
-            raise WrapError("`sharding_factor` must be a number of ranks, or None.", got=self.sharding_factor)
+            raise WrapError(
+                "`sharding_factor` is not understood.", expected="a number of ranks, or None", got=self.sharding_factor
+            )
         if self.mesh is not None and not callable(getattr(self.mesh, "get_group", None)):
             raise WrapError(
                 "`mesh` must be a DeviceMesh.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import fsdp_core
 from fsdp_core import MixedPrecision
 from fsdp_core.errors import EngineError, StateError
+from fsdp_core.handle.sharded_tensor import ShardedTensor
 from tests.fsdp_core.behaviours.variants import Tower, every_variant, message_of, two_variants
 from tests.support.parity import Pair, batches_for, is_idle, mean_square, whole
 from tests.support.ranks import Pools, Rank
@@ -378,3 +380,45 @@ def test_torchs_mixed_precision_is_refused_at_once() -> None:
 
     with pytest.raises(fsdp_core.errors.WrapError, match=r"fsdp_core\.MixedPrecision"):
         fsdp_core.fully_shard(Tower(), mixed_precision=TorchMixedPrecision(torch.bfloat16))  # type: ignore[arg-type]
+
+
+def _units_of(**options: Any) -> list[str]:
+    model = fsdp_core.FullyShardedDataParallel(Tower(), **options)
+    mean_square(model, torch.ones(2, 4)).backward()
+    return [unit.name for unit in fsdp_core.describe(model).units]
+
+
+def test_torchs_keywords_and_values_on_the_wrapper() -> None:
+    from torch.distributed.fsdp import BackwardPrefetch, CPUOffload
+    from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
+
+    assert _units_of(sharding_strategy=None, param_init_fn=None, use_orig_params=True, ignored_states=None) == [
+        "<root>"
+    ]
+    for offload in (None, CPUOffload(True), CPUOffload(False), True):
+        assert _units_of(cpu_offload=offload) == ["<root>"]
+    for prefetch in (None, BackwardPrefetch.BACKWARD_PRE, BackwardPrefetch.BACKWARD_POST, False):
+        assert _units_of(backward_prefetch=prefetch) == ["<root>"]
+    linear = ["<root>", "first", "inner.0", "inner.2", "last"]
+    small = functools.partial(size_based_auto_wrap_policy, min_num_params=20)
+    for policy in (ModuleWrapPolicy({nn.Linear}), CustomPolicy(lambda module: isinstance(module, nn.Linear)), small):
+        assert _units_of(auto_wrap_policy=policy) == linear
+    model = Tower()
+    wrapped = fsdp_core.FullyShardedDataParallel(model, ignored_states=[model.inner])
+    assert isinstance(wrapped.last.weight, ShardedTensor) and not isinstance(model.inner[0].weight, ShardedTensor)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"param_init_fn": nn.Module.eval}, "deferred_init"),
+        ({"ignored_states": [nn.Parameter(torch.ones(1))]}, "modules"),
+        ({"auto_wrap_policy": lambda module, recurse, nonwrapped_numel: True}, "predicate"),
+        ({"backward_prefetch": "early"}, "backward_prefetch"),
+        ({"cpu_offload": "yes"}, "cpu_offload"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_torchs_keywords_that_have_no_counterpart_say_what_to_use(options: Any, advice: str) -> None:
+    with pytest.raises(fsdp_core.errors.WrapError, match=advice):
+        fsdp_core.FullyShardedDataParallel(Tower(), **options)
