@@ -122,7 +122,8 @@ def show_gradients(context: Context, finished: Sequence[Reduction]) -> None:
     """At the end of a backward: its gradients become visible, and the user's hooks are called, once per parameter."""
     for _, handle in context.each_handle():
         handle.gradient.note_strays()
-    outside = [(unit, handle, list(handle.gradient.outside)) for unit, handle in context.each_handle()]
+    noted = [(unit, handle) for unit, handle in context.each_handle() if handle.gradient.outside]
+    outside = [(unit, handle, list(handle.gradient.outside)) for unit, handle in noted]
     try:
         for unit, handle, _ in outside:
             _add_outside(unit, handle)
@@ -130,7 +131,7 @@ def show_gradients(context: Context, finished: Sequence[Reduction]) -> None:
     finally:
         for _, handle, _ in outside:
             handle.gradient.outside.clear()
-    if context.sync_gradients:
+    if outside and context.sync_gradients:
         shown = {(id(reduction.handle), index) for reduction in finished for index in reduction.active}
         for _, handle, indices in outside:
             only = [index for index in indices if (id(handle), index) not in shown]
